@@ -77,6 +77,6 @@ def device_bytes(name, value):
 
 
 def _number(name, value):
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{name} must be a number, but {value!r} was given.")
-    return value
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return value
+    raise ValueError(f"{name} must be a number, but {value!r} was given.")

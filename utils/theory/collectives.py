@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .arguments import one_of, non_negative, positive, whole_number
+from .arguments import non_negative, one_of, positive, whole_number
 
 ALL_REDUCE_ALGORITHMS = (
     "ring",
