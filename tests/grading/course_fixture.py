@@ -43,33 +43,63 @@ def double(number):
 
 def answer(identifier: str, source: str, **course) -> NotebookNode:
     """Return an answer cell as an author writes it."""
-    meta = {"nbgrader": {"schema_version": 3, "grade_id": identifier, "grade": False, "solution": True, "locked": False,
-                         "task": False}, "tags": ["answer"]}
+    meta = {
+        "nbgrader": {
+            "schema_version": 3,
+            "grade_id": identifier,
+            "grade": False,
+            "solution": True,
+            "locked": False,
+            "task": False,
+        },
+        "tags": ["answer"],
+    }
     return v4.new_code_cell(source, metadata=meta | ({"course": course} if course else {}))
 
 
 def check(identifier: str, source: str, points: float = 1, printed: str = "", **course) -> NotebookNode:
     """Return a check cell as an author writes it, with its stored output."""
-    meta = {"nbgrader": {"schema_version": 3, "grade_id": identifier, "grade": True, "solution": False, "locked": True,
-                         "task": False, "points": points}, "tags": ["check"]}
+    meta = {
+        "nbgrader": {
+            "schema_version": 3,
+            "grade_id": identifier,
+            "grade": True,
+            "solution": False,
+            "locked": True,
+            "task": False,
+            "points": points,
+        },
+        "tags": ["check"],
+    }
     outputs = [v4.new_output("stream", name="stdout", text=printed)] if printed else []
-    return v4.new_code_cell(source, metadata=meta | ({"course": course} if course else {}), outputs=outputs,
-                            execution_count=1 if printed else None)
+    return v4.new_code_cell(
+        source,
+        metadata=meta | ({"course": course} if course else {}),
+        outputs=outputs,
+        execution_count=1 if printed else None,
+    )
 
 
 def solution() -> NotebookNode:
     """Return the tiny lab's solution."""
-    return v4.new_notebook(cells=[
-        v4.new_markdown_cell("# Tiny lab\nWrite two functions."),
-        v4.new_code_cell("from utils.checks import tiny"),
-        v4.new_markdown_cell("**q1** Add two numbers."),
-        answer("q1-answer", Q1),
-        check("q1-check", "tiny.q1(add)", 3, "q1: 3/3 checks passed\n", hint="add means plus"),
-        v4.new_markdown_cell("**q2** Double a number with your `add`."),
-        answer("q2-answer", Q2),
-        check("q2-check", "tiny.q2(double, add)\n### BEGIN HIDDEN TESTS\nassert double(7) == 14\n### END HIDDEN TESTS", 2,
-              "q2: 2/2 checks passed\n", answers=["q1-answer", "q2-answer"]),
-    ])
+    return v4.new_notebook(
+        cells=[
+            v4.new_markdown_cell("# Tiny lab\nWrite two functions."),
+            v4.new_code_cell("from utils.checks import tiny"),
+            v4.new_markdown_cell("**q1** Add two numbers."),
+            answer("q1-answer", Q1),
+            check("q1-check", "tiny.q1(add)", 3, "q1: 3/3 checks passed\n", hint="add means plus"),
+            v4.new_markdown_cell("**q2** Double a number with your `add`."),
+            answer("q2-answer", Q2),
+            check(
+                "q2-check",
+                "tiny.q2(double, add)\n### BEGIN HIDDEN TESTS\nassert double(7) == 14\n### END HIDDEN TESTS",
+                2,
+                "q2: 2/2 checks passed\n",
+                answers=["q1-answer", "q2-answer"],
+            ),
+        ]
+    )
 
 
 MUTANTS = {
@@ -78,8 +108,13 @@ MUTANTS = {
 }
 
 
-def write_course(root: Path, notebook: NotebookNode | None = None, name: str = "01_tiny", checks: str = CHECKS,
-                 mutants: dict[str, str] = MUTANTS) -> Path:
+def write_course(
+    root: Path,
+    notebook: NotebookNode | None = None,
+    name: str = "01_tiny",
+    checks: str = CHECKS,
+    mutants: dict[str, str] = MUTANTS,
+) -> Path:
     """Write a course with one lab under ``root``; return the path of its solution."""
     for folder in ("utils/checks", "solutions", f"solutions/mutants/{name}", "labs"):
         (root / folder).mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,11 @@ def write_bundle(archive: str | Path, root: str | Path, solutions: Iterable[Path
     leaks = []
     for solution in map(read, solutions):
         course = solution.metadata.get("course", {})
-        lessons = [path.relative_to(root).as_posix() for path in files if "lessons" in path.relative_to(root).parts[:1]]
+        lessons = [
+            path.relative_to(root).as_posix()
+            for path in files
+            if "lessons" in path.relative_to(root).parts[:1]
+        ]
         leaks += leaks_in_files(solution, files, root, [*course.get("taught_in", []), *lessons])
     if leaks:
         raise ReleaseError(leaks)

@@ -14,13 +14,27 @@ USAGE, SELF_CHECK_FAILED = 2, 3
 
 def add_release_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``course release`` to ``parser``."""
-    parser.add_argument("lab", nargs="*", help="a lab's name (01_all_reduce) or the path of its lab or solution; default: all")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a lab differs from what its solution gives")
-    parser.add_argument("--stored", action="store_true",
-                        help="take the check cells' outputs as stored in the solution instead of running it twice")
-    parser.add_argument("--self-check", action="store_true",
-                        help="also run the blank lab, the solution and every mutant, and fail if a check cannot tell them apart")
-    parser.add_argument("--bundle", metavar="ZIP", help="also write the archive for students: no solutions, mutants or tests")
+    parser.add_argument(
+        "lab", nargs="*", help="a lab's name (01_all_reduce) or the path of its lab or solution; default: all"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; fail if a lab differs from what its solution gives",
+    )
+    parser.add_argument(
+        "--stored",
+        action="store_true",
+        help="take the check cells' outputs as stored in the solution instead of running it twice",
+    )
+    parser.add_argument(
+        "--self-check",
+        action="store_true",
+        help="also run the blank lab, the solution and every mutant, and fail if a check cannot tell them apart",
+    )
+    parser.add_argument(
+        "--bundle", metavar="ZIP", help="also write the archive for students: no solutions, mutants or tests"
+    )
     parser.add_argument("--root", default=".", help="the course's folder (default: the current one)")
 
 
@@ -43,7 +57,9 @@ def run_release(args: argparse.Namespace) -> int:
             if args.check:
                 difference = check_release(solution, root=root, execute=not args.stored)
                 if difference:
-                    print(f"labs/{solution.name}: differs from its solution. Run 'course release {solution.stem}'.\n{difference}")
+                    print(
+                        f"labs/{solution.name}: differs from its solution. Run 'course release {solution.stem}'.\n{difference}"
+                    )
                     status = status or 1
                 else:
                     print(f"labs/{solution.name}: in step with its solution")
@@ -54,8 +70,11 @@ def run_release(args: argparse.Namespace) -> int:
                 print(f"labs/{solution.name}: {'written' if made.changed else 'unchanged'}")
             if args.self_check:
                 result = self_check(solution, root=root)
-                print("\n".join(result.problems) or f"labs/{solution.name}: blank fails, the solution passes, "
-                      f"{result.mutants} wrong answers rejected ({result.questions} questions)")
+                print(
+                    "\n".join(result.problems)
+                    or f"labs/{solution.name}: blank fails, the solution passes, "
+                    f"{result.mutants} wrong answers rejected ({result.questions} questions)"
+                )
                 status = SELF_CHECK_FAILED if result.problems else status
         except GradingError as error:
             print(error, file=sys.stderr)
@@ -79,7 +98,9 @@ def find_solutions(root: Path, labs: list[str]) -> list[Path]:
 
     known = {path.stem: path for path in sorted((root / "solutions").glob("*.ipynb"))}
     if not known:
-        raise GradingError(f"{root / 'solutions'} holds no notebook. Run this in the course's folder, or give --root.")
+        raise GradingError(
+            f"{root / 'solutions'} holds no notebook. Run this in the course's folder, or give --root."
+        )
     missing = [lab for lab in labs if Path(lab).name.removesuffix(".ipynb") not in known]
     if missing:
         raise GradingError(f"there is no solution for {missing[0]!r}. There are: {', '.join(known)}.")

@@ -45,10 +45,20 @@ def environment(folder: Path, root: Path) -> dict[str, str]:
     ``PYTEST_CURRENT_TEST`` goes too: ipykernel shows no output of child processes while it is set.
     """
     path = [str(root), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    home = {name: str(folder) for name in ("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "JUPYTER_CONFIG_DIR")}
-    fixed = {"PYTHONPATH": os.pathsep.join(path), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1",
-             "PYTHONHASHSEED": "0"}
-    return {k: v for k, v in os.environ.items() if k not in ("PYTEST_CURRENT_TEST", "PYTHONSTARTUP")} | home | fixed
+    home = {
+        name: str(folder) for name in ("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "JUPYTER_CONFIG_DIR")
+    }
+    fixed = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+    }
+    return (
+        {k: v for k, v in os.environ.items() if k not in ("PYTEST_CURRENT_TEST", "PYTHONSTARTUP")}
+        | home
+        | fixed
+    )
 
 
 class Session:
@@ -69,14 +79,19 @@ class Session:
         except CellTimeoutError:
             self.alive, error = False, f"TimeoutError: the cell ran longer than its {timeout_seconds:g} s"
         except DeadKernelError:
-            self.alive, error = False, "DeadKernelError: the Python process of the notebook ended during the cell"
+            self.alive, error = (
+                False,
+                "DeadKernelError: the Python process of the notebook ended during the cell",
+            )
         for output in cell.outputs:
             if output.output_type == "error":
                 error = f"{output.ename}: {output.evalue}"
                 traceback = _COLOUR.sub("", "\n".join(output.traceback))
         kinds = tuple(o.get("name", o.output_type) for o in cell.outputs if o.output_type != "error")
         seconds = time.perf_counter() - start
-        return CellRun(text_of(cell.outputs, "stdout"), text_of(cell.outputs, "stderr"), kinds, error, traceback, seconds)
+        return CellRun(
+            text_of(cell.outputs, "stdout"), text_of(cell.outputs, "stderr"), kinds, error, traceback, seconds
+        )
 
 
 @contextmanager
@@ -84,8 +99,16 @@ def session(root: str | Path) -> Iterator[Session]:
     """Start a kernel in a fresh temporary folder that can ``import utils`` from ``root``; end both on leaving."""
     with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        client = NotebookClient(v4.new_notebook(), kernel_name="python3", allow_errors=True, timeout=None,
-                                resources={"metadata": {"path": str(folder)}})
-        with client.setup_kernel(env=environment(folder, Path(root).resolve()), stdout=subprocess.DEVNULL,
-                                 stderr=subprocess.DEVNULL):
+        client = NotebookClient(
+            v4.new_notebook(),
+            kernel_name="python3",
+            allow_errors=True,
+            timeout=None,
+            resources={"metadata": {"path": str(folder)}},
+        )
+        with client.setup_kernel(
+            env=environment(folder, Path(root).resolve()),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ):
             yield Session(client)

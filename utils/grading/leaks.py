@@ -24,8 +24,10 @@ def secret_lines(solution: NotebookNode) -> list[list[str]]:
         lines = cell.source.splitlines()
         shown |= {line.strip() for number, line in enumerate(lines, start=1) if number not in inside}
         regions += [region.body for region in found]
-    return [[line.strip() for line in body if _size(line) >= SHORTEST_SECRET and line.strip() not in shown]
-            for body in regions]
+    return [
+        [line.strip() for line in body if _size(line) >= SHORTEST_SECRET and line.strip() not in shown]
+        for body in regions
+    ]
 
 
 def leaks_in_lab(solution: NotebookNode, text: str, name: str) -> Iterator[str]:
@@ -36,7 +38,9 @@ def leaks_in_lab(solution: NotebookNode, text: str, name: str) -> Iterator[str]:
             yield f"{name}: shows the solution's line '{line}'. Remove it there, or give it outside the region."
 
 
-def leaks_in_files(solution: NotebookNode, files: Iterable[Path], root: Path, allowed: Iterable[str] = ()) -> Iterator[str]:
+def leaks_in_files(
+    solution: NotebookNode, files: Iterable[Path], root: Path, allowed: Iterable[str] = ()
+) -> Iterator[str]:
     """Yield a sentence for every file that holds three secret lines of one region in a row.
 
     A single line can be an idiom (``rank = dist.get_rank()``); three in a row are an answer.  Regions with fewer
@@ -55,19 +59,24 @@ def leaks_in_files(solution: NotebookNode, files: Iterable[Path], root: Path, al
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         text = _unescape(text) if path.suffix == ".ipynb" else text
-        stripped = "\n".join(line.strip().strip('",') if path.suffix == ".ipynb" else line.strip()
-                             for line in text.splitlines() if _size(line) >= SHORTEST_SECRET)
+        stripped = "\n".join(
+            line.strip().strip('",') if path.suffix == ".ipynb" else line.strip()
+            for line in text.splitlines()
+            if _size(line) >= SHORTEST_SECRET
+        )
         for run in runs:
             if run in stripped:
                 first = run.splitlines()[0]
-                yield (f"{name}: holds a piece of the solution, from the line '{first}' on. Remove it, or list the "
-                       "file in the solution's metadata as course.taught_in if the course shows it openly.")
+                yield (
+                    f"{name}: holds a piece of the solution, from the line '{first}' on. Remove it, or list the "
+                    "file in the solution's metadata as course.taught_in if the course shows it openly."
+                )
                 break
 
 
 def _runs(lines: list[str]) -> Iterator[str]:
     width = min(RUN_OF_LINES, len(lines))
-    return ("\n".join(lines[start:start + width]) for start in range(len(lines) - width + 1))
+    return ("\n".join(lines[start : start + width]) for start in range(len(lines) - width + 1))
 
 
 def _size(line: str) -> int:
@@ -76,4 +85,10 @@ def _size(line: str) -> int:
 
 def _unescape(text: str) -> str:
     """Return the text of a JSON file with the escapes of its strings undone."""
-    return (text.replace("\\\\", "\0").replace('\\"', '"').replace("\\n", "\n").replace("\\t", "\t").replace("\0", "\\"))
+    return (
+        text.replace("\\\\", "\0")
+        .replace('\\"', '"')
+        .replace("\\n", "\n")
+        .replace("\\t", "\t")
+        .replace("\0", "\\")
+    )

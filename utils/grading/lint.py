@@ -20,8 +20,13 @@ _UNSTABLE_CODE = {
     r"\bNBVAL_\w+": "nbval reads this comment and it outranks the cell's tags; remove it",
 }
 _UNSTABLE_OUTPUT = {
-    r"\d\.\d": "a decimal number", r"0x[0-9a-fA-F]{4,}": "a memory address", r"(?<!\w)/\w+/\w": "a path",
-    r"\b\d{1,2}:\d\d\b": "a time", r"\bpid\b": "a process number", r"\bport\b": "a port number", r"\x1b|\r": "a control code",
+    r"\d\.\d": "a decimal number",
+    r"0x[0-9a-fA-F]{4,}": "a memory address",
+    r"(?<!\w)/\w+/\w": "a path",
+    r"\b\d{1,2}:\d\d\b": "a time",
+    r"\bpid\b": "a process number",
+    r"\bport\b": "a port number",
+    r"\x1b|\r": "a control code",
 }
 
 
@@ -52,38 +57,64 @@ def place(name: str, number: int, cell: NotebookNode) -> str:
 def _answer_rules(cell, regions) -> Iterator[tuple[int, str]]:
     identifier = grade_id(cell)
     if not _NAMES[False].fullmatch(identifier):
-        yield 1, f"an answer's grade_id is like 'q1-answer' (a small letter, then letters and digits), not '{identifier}'."
+        yield (
+            1,
+            f"an answer's grade_id is like 'q1-answer' (a small letter, then letters and digits), not '{identifier}'.",
+        )
     elif anchored_id(cell.source) != identifier:
-        yield 1, f"an answer cell starts with the line '{anchor(identifier)}'. Add it (after the magic, if there is one)."
+        yield (
+            1,
+            f"an answer cell starts with the line '{anchor(identifier)}'. Add it (after the magic, if there is one).",
+        )
     if cell.cell_type != "code":
         yield 1, f"an answer is a code cell, this is a {cell.cell_type} cell. Change its type."
     if cell.metadata.nbgrader.get("grade"):
-        yield 1, "a cell is either an answer or a check, this one has both 'solution' and 'grade'. Split it in two."
+        yield (
+            1,
+            "a cell is either an answer or a check, this one has both 'solution' and 'grade'. Split it in two.",
+        )
     if not any(region.kind == SOLUTION for region in regions):
-        yield 1, ("this answer has no '### BEGIN SOLUTION' … '### END SOLUTION' region, so the lab would show all of "
-                  "it. Mark what the student is to write.")
+        yield (
+            1,
+            (
+                "this answer has no '### BEGIN SOLUTION' … '### END SOLUTION' region, so the lab would show all of "
+                "it. Mark what the student is to write."
+            ),
+        )
     for region in regions:
         if region.kind == HIDDEN:
             yield region.first, "hidden tests belong in a check cell. Move the region."
     stubs = cell.metadata.get("course", {}).get("stub", "")
     if isinstance(stubs, list) and len(stubs) != len(regions):
-        yield 1, f"'stub' names {len(stubs)} stubs for {len(regions)} regions. Give one for each, or a single text for all."
+        yield (
+            1,
+            f"'stub' names {len(stubs)} stubs for {len(regions)} regions. Give one for each, or a single text for all.",
+        )
 
 
 def _check_rules(cell, regions) -> Iterator[tuple[int, str]]:
     meta, identifier = cell.metadata.nbgrader, grade_id(cell)
     if not _NAMES[True].fullmatch(identifier):
-        yield 1, f"a check's grade_id is like 'q1-check' (a small letter, then letters and digits), not '{identifier}'."
+        yield (
+            1,
+            f"a check's grade_id is like 'q1-check' (a small letter, then letters and digits), not '{identifier}'.",
+        )
     points = meta.get("points")
     if isinstance(points, bool) or not isinstance(points, (int, float)) or not points > 0:
-        yield 1, f"'points' of a check is a number above 0, here it is {points!r}. Set it in the nbgrader metadata."
+        yield (
+            1,
+            f"'points' of a check is a number above 0, here it is {points!r}. Set it in the nbgrader metadata.",
+        )
     if cell.cell_type != "code":
         yield 1, f"a check is a code cell, this is a {cell.cell_type} cell. Change its type."
     if not meta.get("locked"):
         yield 1, "a check cell has 'locked': true in its nbgrader metadata. Set it."
     for region in regions:
         if region.kind == SOLUTION:
-            yield region.first, "a solution region belongs in an answer cell, this is a check. Move the region."
+            yield (
+                region.first,
+                "a solution region belongs in an answer cell, this is a check. Move the region.",
+            )
     for number, line in enumerate(cell.source.splitlines(), start=1):
         for pattern, reason in _UNSTABLE_CODE.items():
             if re.search(pattern, line):
@@ -92,11 +123,19 @@ def _check_rules(cell, regions) -> Iterator[tuple[int, str]]:
 
 def _given_rules(cell, regions) -> Iterator[tuple[int, str]]:
     for region in regions:
-        yield region.first, (f"a region '{region.kind}' in a cell that is neither answer nor check. Give the cell its "
-                             "nbgrader metadata (grade_id, and 'solution' or 'grade': true) or remove the region.")
+        yield (
+            region.first,
+            (
+                f"a region '{region.kind}' in a cell that is neither answer nor check. Give the cell its "
+                "nbgrader metadata (grade_id, and 'solution' or 'grade': true) or remove the region."
+            ),
+        )
     marked = sorted({"answer", "check"} & set(cell.metadata.get("tags", [])))
     if marked:
-        yield 1, f"this cell is tagged '{marked[0]}' but has no nbgrader metadata with a grade_id. Add it or drop the tag."
+        yield (
+            1,
+            f"this cell is tagged '{marked[0]}' but has no nbgrader metadata with a grade_id. Add it or drop the tag.",
+        )
     if anchored_id(cell.source):
         yield 1, "this cell starts like an answer but has no nbgrader metadata with 'solution': true. Add it."
 
@@ -138,8 +177,10 @@ def lint_output(run: CellRun, question: str) -> Iterator[str]:
         yield f"has output other than printed text ({', '.join(others)}). Print one line and return nothing."
     lines = run.stdout.splitlines()
     if len(lines) != 1 or not lines[0].startswith(f"{question}: "):
-        yield (f"prints {run.stdout[:200]!r}. A check prints one line that starts with '{question}: ', "
-               f"for example '{question}: 3/3 checks passed'.")
+        yield (
+            f"prints {run.stdout[:200]!r}. A check prints one line that starts with '{question}: ', "
+            f"for example '{question}: 3/3 checks passed'."
+        )
     for pattern, what in _UNSTABLE_OUTPUT.items():
         if re.search(pattern, run.stdout):
             yield f"prints {what} ({run.stdout.strip()[:200]!r}), which differs between machines. Print fixed words only."

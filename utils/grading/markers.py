@@ -51,37 +51,67 @@ def find_regions(source: str) -> tuple[list[Region], list[Remark]]:
         match = _MARKER.match(line)
         if match is None and (match := _OTTER.match(line)):
             right = f"### {match['edge']} {match['kind']}"
-            remarks.append(Remark(number, f"'{line.strip()}' is read as '{right}'; write it with '###'.", fatal=False))
+            remarks.append(
+                Remark(number, f"'{line.strip()}' is read as '{right}'; write it with '###'.", fatal=False)
+            )
         if match is None:
             if _LOOKS_LIKE.search(line):
-                remarks.append(Remark(number, f"'{line.strip()}' is not a marker, but looks like one. A marker is a "
-                                      "line of its own: '### BEGIN SOLUTION', '### END SOLUTION', "
-                                      "'### BEGIN HIDDEN TESTS' or '### END HIDDEN TESTS'."))
+                remarks.append(
+                    Remark(
+                        number,
+                        f"'{line.strip()}' is not a marker, but looks like one. A marker is a "
+                        "line of its own: '### BEGIN SOLUTION', '### END SOLUTION', "
+                        "'### BEGIN HIDDEN TESTS' or '### END HIDDEN TESTS'.",
+                    )
+                )
             continue
         kind = match["kind"]
         if match["edge"] == "BEGIN":
             if opened:
-                remarks.append(Remark(number, f"'### BEGIN {kind}' stands inside the region '{opened[0]}' that line "
-                                      f"{opened[1]} opened. Close that one first: regions do not nest."))
+                remarks.append(
+                    Remark(
+                        number,
+                        f"'### BEGIN {kind}' stands inside the region '{opened[0]}' that line "
+                        f"{opened[1]} opened. Close that one first: regions do not nest.",
+                    )
+                )
             opened = (kind, number, match["indent"])
         elif opened is None:
-            remarks.append(Remark(number, f"'### END {kind}' has no '### BEGIN {kind}' above it. "
-                                  "Add one or remove this line."))
+            remarks.append(
+                Remark(
+                    number,
+                    f"'### END {kind}' has no '### BEGIN {kind}' above it. Add one or remove this line.",
+                )
+            )
         else:
             begin_kind, first, indent = opened
-            body = tuple(lines[first:number - 1])
+            body = tuple(lines[first : number - 1])
             if begin_kind != kind:
-                remarks.append(Remark(number, f"'### END {kind}' closes a region that line {first} opened as "
-                                      f"'{begin_kind}'. Make the two lines agree."))
+                remarks.append(
+                    Remark(
+                        number,
+                        f"'### END {kind}' closes a region that line {first} opened as "
+                        f"'{begin_kind}'. Make the two lines agree.",
+                    )
+                )
             elif indent != match["indent"]:
-                remarks.append(Remark(number, f"'### END {kind}' is indented by {len(match['indent'])} characters, "
-                                      f"its BEGIN (line {first}) by {len(indent)}. Indent both alike."))
+                remarks.append(
+                    Remark(
+                        number,
+                        f"'### END {kind}' is indented by {len(match['indent'])} characters, "
+                        f"its BEGIN (line {first}) by {len(indent)}. Indent both alike.",
+                    )
+                )
             elif not any(text.strip() for text in body):
-                remarks.append(Remark(first, f"the region '{kind}' is empty. Put the code between its two lines."))
+                remarks.append(
+                    Remark(first, f"the region '{kind}' is empty. Put the code between its two lines.")
+                )
             regions.append(Region(begin_kind, first, number, indent, body))
             opened = None
     if opened:
-        remarks.append(Remark(opened[1], f"'### BEGIN {opened[0]}' is never closed. Add '### END {opened[0]}'."))
+        remarks.append(
+            Remark(opened[1], f"'### BEGIN {opened[0]}' is never closed. Add '### END {opened[0]}'.")
+        )
     return regions, remarks
 
 
@@ -97,5 +127,7 @@ def replace_regions(source: str, regions: list[Region], replacement: Callable[[i
     lines = source.splitlines()
     for number, region in reversed(list(enumerate(regions))):
         text = replacement(number, region)
-        lines[region.first - 1:region.last] = [region.indent + line if line else "" for line in text.splitlines()]
+        lines[region.first - 1 : region.last] = [
+            region.indent + line if line else "" for line in text.splitlines()
+        ]
     return "\n".join(lines)

@@ -28,8 +28,18 @@ from utils.grading.notebook import (
 )
 from utils.grading.questions import question_of
 
-SHIPPED = ("README.md", "LICENSE", "CHANGELOG.md", "Makefile", "environment.yml", "pyproject.toml", "constraints.txt",
-           "lessons", "labs", "utils")
+SHIPPED = (
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "Makefile",
+    "environment.yml",
+    "pyproject.toml",
+    "constraints.txt",
+    "lessons",
+    "labs",
+    "utils",
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +52,13 @@ class Released:
     warnings: tuple[str, ...]
 
 
-def release(solution_path: str | Path, lab_path: str | Path | None = None, *, root: str | Path | None = None,
-            execute: bool = True) -> Released:
+def release(
+    solution_path: str | Path,
+    lab_path: str | Path | None = None,
+    *,
+    root: str | Path | None = None,
+    execute: bool = True,
+) -> Released:
     """Write the lab of a solution.
 
     Arguments:
@@ -60,8 +75,13 @@ def release(solution_path: str | Path, lab_path: str | Path | None = None, *, ro
     return Released(released.path, released.text, changed, released.warnings)
 
 
-def check_release(solution_path: str | Path, lab_path: str | Path | None = None, *, root: str | Path | None = None,
-                  execute: bool = True) -> str:
+def check_release(
+    solution_path: str | Path,
+    lab_path: str | Path | None = None,
+    *,
+    root: str | Path | None = None,
+    execute: bool = True,
+) -> str:
     """Return how the lab on disk differs from what its solution gives, as a unified diff; ``""`` if not at all.
 
     Arguments and errors are those of :func:`release`; nothing is written.
@@ -70,13 +90,23 @@ def check_release(solution_path: str | Path, lab_path: str | Path | None = None,
     present = released.path.read_bytes() if released.path.exists() else b""
     if present == released.text.encode("utf-8"):
         return ""
-    lines = difflib.unified_diff(present.decode("utf-8", "replace").splitlines(), released.text.splitlines(),
-                                 f"{released.path.name} on disk", f"{released.path.name} from the solution", lineterm="")
+    lines = difflib.unified_diff(
+        present.decode("utf-8", "replace").splitlines(),
+        released.text.splitlines(),
+        f"{released.path.name} on disk",
+        f"{released.path.name} from the solution",
+        lineterm="",
+    )
     return "\n".join(lines) or f"{released.path.name}: only line endings or bytes outside UTF-8 differ."
 
 
-def build(solution_path: str | Path, lab_path: str | Path | None = None, *, root: str | Path | None = None,
-          execute: bool = True) -> Released:
+def build(
+    solution_path: str | Path,
+    lab_path: str | Path | None = None,
+    *,
+    root: str | Path | None = None,
+    execute: bool = True,
+) -> Released:
     """Return the lab of a solution without writing it; arguments and errors are those of :func:`release`."""
     solution_path = Path(solution_path).resolve()
     root = Path(root).resolve() if root else solution_path.parent.parent
@@ -124,8 +154,10 @@ def lab_notebook(solution: NotebookNode, outputs: dict[str, str], stem: str) -> 
         cells.append(cell)
     course = {**solution.metadata.get("course", {}), "lab": stem}
     course.pop("taught_in", None)
-    lab = v4.new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC, "language_info": {"name": "python"},
-                                                 "course": course})
+    lab = v4.new_notebook(
+        cells=cells,
+        metadata={"kernelspec": KERNELSPEC, "language_info": {"name": "python"}, "course": course},
+    )
     lab.nbformat_minor = 5
     lab.metadata.course["lab_version"] = digest(dumps(lab))
     nbformat.validate(lab)
@@ -134,15 +166,26 @@ def lab_notebook(solution: NotebookNode, outputs: dict[str, str], stem: str) -> 
 
 def shipped_files(root: Path) -> list[Path]:
     """Return the files that students receive, sorted: no solutions, tests, caches or hidden files."""
-    files = [path for name in SHIPPED for path in ([root / name] if (root / name).is_file() else (root / name).rglob("*"))]
-    return sorted(path for path in files if path.is_file() and not path.is_symlink()
-                  and not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(root).parts))
+    files = [
+        path
+        for name in SHIPPED
+        for path in ([root / name] if (root / name).is_file() else (root / name).rglob("*"))
+    ]
+    return sorted(
+        path
+        for path in files
+        if path.is_file()
+        and not path.is_symlink()
+        and not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(root).parts)
+    )
 
 
 def _answer_cell(cell: NotebookNode) -> NotebookNode:
     regions, _ = find_regions(cell.source)
     stubs = cell.metadata.get("course", {}).pop("stub", STUB)
-    cell.source = replace_regions(cell.source, regions, lambda n, _: stubs if isinstance(stubs, str) else stubs[n])
+    cell.source = replace_regions(
+        cell.source, regions, lambda n, _: stubs if isinstance(stubs, str) else stubs[n]
+    )
     cell.outputs, cell.execution_count = [], None
     cell.metadata["nbgrader"] = _nbgrader(cell, grade=False, solution=True, locked=False)
     cell.metadata["tags"] = _tags(cell, "answer", "nbval-ignore-output")
@@ -153,14 +196,22 @@ def _answer_cell(cell: NotebookNode) -> NotebookNode:
 def _check_cell(cell: NotebookNode, printed: str, count: int) -> NotebookNode:
     question = question_of(cell)
     regions, _ = find_regions(cell.source)
-    visible = replace_regions(cell.source, regions, lambda _n, region: "" if region.kind == HIDDEN else "\n".join(region.body))
+    visible = replace_regions(
+        cell.source, regions, lambda _n, region: "" if region.kind == HIDDEN else "\n".join(region.body)
+    )
     cell.source = visible.strip("\n")
     cell.outputs, cell.execution_count = [v4.new_output("stream", name="stdout", text=printed)], count
-    cell.metadata["nbgrader"] = _nbgrader(cell, grade=True, solution=False, locked=True, points=question.points)
+    cell.metadata["nbgrader"] = _nbgrader(
+        cell, grade=True, solution=False, locked=True, points=question.points
+    )
     cell.metadata["tags"] = _tags(cell, "check", "nbval-check-output")
-    cell.metadata["course"] = {"question": question.name, "answers": list(question.answers),
-                               "timeout": question.timeout_seconds, "ranks": question.ranks,
-                               **({"hint": question.hint} if question.hint else {})}
+    cell.metadata["course"] = {
+        "question": question.name,
+        "answers": list(question.answers),
+        "timeout": question.timeout_seconds,
+        "ranks": question.ranks,
+        **({"hint": question.hint} if question.hint else {}),
+    }
     cell.metadata["deletable"] = cell.metadata["editable"] = False
     return cell
 
@@ -170,12 +221,22 @@ def _nbgrader(cell: NotebookNode, **fields) -> dict:
 
 
 def _tags(cell: NotebookNode, *first: str) -> list[str]:
-    dropped = {"nbval-skip", "nbval-ignore-output", "nbval-check-output", "raises-exception", "nbval-raises-exception"}
+    dropped = {
+        "nbval-skip",
+        "nbval-ignore-output",
+        "nbval-check-output",
+        "raises-exception",
+        "nbval-raises-exception",
+    }
     return sorted({*first, *(set(cell.metadata.get("tags", [])) - dropped)})
 
 
 def _kept(metadata: NotebookNode) -> dict:
-    kept = {key: metadata[key] for key in ("nbgrader", "tags", "course", "deletable", "editable") if metadata.get(key) is not None}
+    kept = {
+        key: metadata[key]
+        for key in ("nbgrader", "tags", "course", "deletable", "editable")
+        if metadata.get(key) is not None
+    }
     if metadata.get("jupyter", {}).get("source_hidden"):
         kept["jupyter"] = {"source_hidden": True}
     return kept
@@ -183,8 +244,11 @@ def _kept(metadata: NotebookNode) -> dict:
 
 def _run_twice(solution: NotebookNode, root: Path, name: str) -> dict[str, str]:
     first, second = (_run(solution, root, name) for _ in range(2))
-    different = [f"{name}: check '{key}' printed {first[key]!r} and then {second[key]!r}. Print the same line every time."
-                 for key in first if first[key] != second[key]]
+    different = [
+        f"{name}: check '{key}' printed {first[key]!r} and then {second[key]!r}. Print the same line every time."
+        for key in first
+        if first[key] != second[key]
+    ]
     if different:
         raise ReleaseError(different)
     return first
@@ -200,7 +264,9 @@ def _run(solution: NotebookNode, root: Path, name: str) -> dict[str, str]:
             limit = question_of(cell).timeout_seconds if is_check(cell) else 600.0
             run = kernel.run(cell.source, limit)
             if run.error and "raises-exception" not in cell.metadata.get("tags", []):
-                raise ReleaseError([f"{where}: the solution fails here with {run.error}\n{run.traceback}".rstrip()])
+                raise ReleaseError(
+                    [f"{where}: the solution fails here with {run.error}\n{run.traceback}".rstrip()]
+                )
             if is_check(cell):
                 problems += [f"{where}: {remark}" for remark in lint_output(run, question_of(cell).name)]
                 printed[grade_id(cell)] = run.stdout
@@ -214,8 +280,13 @@ def _stored_outputs(solution: NotebookNode, name: str) -> dict[str, str]:
     for number, cell in enumerate(solution.cells, start=1):
         if is_check(cell):
             kinds = tuple(out.get("name", out.output_type) for out in cell.outputs)
-            run = CellRun(text_of(cell.outputs, "stdout"), text_of(cell.outputs, "stderr"), kinds, None, "", 0.0)
-            problems += [f"{place(name, number, cell)}: {remark}" for remark in lint_output(run, question_of(cell).name)]
+            run = CellRun(
+                text_of(cell.outputs, "stdout"), text_of(cell.outputs, "stderr"), kinds, None, "", 0.0
+            )
+            problems += [
+                f"{place(name, number, cell)}: {remark}"
+                for remark in lint_output(run, question_of(cell).name)
+            ]
             printed[grade_id(cell)] = run.stdout
     if problems:
         raise ReleaseError(problems)

@@ -10,7 +10,7 @@ from nbformat import NotebookNode
 
 from utils.grading.errors import GradingError
 from utils.grading.kernel import CellRun, Session, session
-from utils.grading.notebook import anchor, grade_id, is_check, read
+from utils.grading.notebook import anchor, grade_id, is_answer, is_check, read
 from utils.grading.questions import Question, question_of, questions
 from utils.grading.release import lab_notebook
 
@@ -49,18 +49,25 @@ def read_mutant(path: Path) -> Mutant:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise GradingError(f"{path.name}, line {error.lineno}: {error.msg}. A mutant is wrong, but it is valid Python.") from None
+        raise GradingError(
+            f"{path.name}, line {error.lineno}: {error.msg}. A mutant is wrong, but it is valid Python."
+        ) from None
     docstring = ast.get_docstring(tree)
     if not docstring or len(tree.body) < 2:
-        raise GradingError(f"{path.name}: a mutant is a docstring, whose first line is a piece of the message that its "
-                           "check must give, followed by the code of the answer cell.")
-    code = "\n".join(text.splitlines()[tree.body[0].end_lineno:]).strip("\n") + "\n"
+        raise GradingError(
+            f"{path.name}: a mutant is a docstring, whose first line is a piece of the message that its "
+            "check must give, followed by the code of the answer cell."
+        )
+    code = "\n".join(text.splitlines()[tree.body[0].end_lineno :]).strip("\n") + "\n"
     return Mutant(path, f"{path.stem.split('_')[0]}-answer", docstring.splitlines()[0].strip(), code)
 
 
 def mutants_of(solution_path: Path) -> list[Mutant]:
     """Return the mutants of a solution, from ``mutants/<its name>/*.py`` beside it."""
-    return [read_mutant(path) for path in sorted((solution_path.parent / "mutants" / solution_path.stem).glob("*.py"))]
+    return [
+        read_mutant(path)
+        for path in sorted((solution_path.parent / "mutants" / solution_path.stem).glob("*.py"))
+    ]
 
 
 def self_check(solution_path: str | Path, *, root: str | Path | None = None) -> SelfCheck:
@@ -82,22 +89,39 @@ def self_check(solution_path: str | Path, *, root: str | Path | None = None) -> 
     solution, mutants = read(solution_path), mutants_of(solution_path)
     asked = questions(solution)
     blank = lab_notebook(solution, {question.check: "" for question in asked}, solution_path.stem)
-    problems = [*_missing(asked, mutants), *_blank_problems(blank, root), *_solved_problems(solution, mutants, asked, root)]
+    problems = [
+        *_missing(asked, mutants),
+        *_blank_problems(blank, root),
+        *_solved_problems(solution, mutants, asked, root),
+    ]
     return SelfCheck(len(asked), len(mutants), tuple(problems))
 
 
 def _missing(asked: tuple[Question, ...], mutants: list[Mutant]) -> list[str]:
-    tried, known = {mutant.answer for mutant in mutants}, {answer for question in asked for answer in question.answers}
-    problems = [f"{mutant.path.name}: no check looks at '{mutant.answer}'. Name the file <question>_<what>.py, with one "
-                f"of {', '.join(sorted(name.removesuffix('-answer') for name in known))}."
-                for mutant in mutants if mutant.answer not in known]
-    return problems + [f"{question.name}: no mutant. Add solutions/mutants/…/{question.name}_<what>.py with a classical "
-                       "mistake." for question in asked if not tried & set(question.answers)]
+    tried, known = (
+        {mutant.answer for mutant in mutants},
+        {answer for question in asked for answer in question.answers},
+    )
+    problems = [
+        f"{mutant.path.name}: no check looks at '{mutant.answer}'. Name the file <question>_<what>.py, with one "
+        f"of {', '.join(sorted(name.removesuffix('-answer') for name in known))}."
+        for mutant in mutants
+        if mutant.answer not in known
+    ]
+    return problems + [
+        f"{question.name}: no mutant. Add solutions/mutants/…/{question.name}_<what>.py with a classical "
+        "mistake."
+        for question in asked
+        if not tried & set(question.answers)
+    ]
 
 
 def _run_checks(kernel: Session, notebook: NotebookNode) -> dict[str, CellRun]:
-    return {grade_id(cell): kernel.run(cell.source, question_of(cell).timeout_seconds)
-            for cell in notebook.cells if is_check(cell) and kernel.alive}
+    return {
+        grade_id(cell): kernel.run(cell.source, question_of(cell).timeout_seconds)
+        for cell in notebook.cells
+        if is_check(cell) and kernel.alive
+    }
 
 
 def _run_all(kernel: Session, notebook: NotebookNode) -> dict[str, CellRun]:
@@ -120,33 +144,44 @@ def _blank_problems(blank: NotebookNode, root: Path) -> list[str]:
         if run is None:
             problems.append(f"{question.name}: the blank lab ended the kernel before this check ran.")
         elif run.error is None:
-            problems.append(f"{question.name}: the check passes on the blank lab ({run.stdout.strip()!r}). It must raise.")
+            problems.append(
+                f"{question.name}: the check passes on the blank lab ({run.stdout.strip()!r}). It must raise."
+            )
     return problems
 
 
-def _solved_problems(solution: NotebookNode, mutants: list[Mutant], asked: tuple[Question, ...], root: Path) -> list[str]:
-    answers = {grade_id(cell): cell.source for cell in solution.cells if grade_id(cell)}
+def _solved_problems(
+    solution: NotebookNode, mutants: list[Mutant], asked: tuple[Question, ...], root: Path
+) -> list[str]:
+    answers = {grade_id(cell): cell.source for cell in solution.cells if is_answer(cell)}
     waiting, problems = [mutant for mutant in mutants if mutant.answer in answers], []
     first = True
     while first or waiting:  # one kernel serves all mutants unless one of them ends it
         with session(root) as kernel:
             runs = _run_all(kernel, solution)
-            failed = [question for question in asked if question.check not in runs or runs[question.check].error]
+            failed = [
+                question for question in asked if question.check not in runs or runs[question.check].error
+            ]
             if failed:
-                return problems + [f"{question.name}: the solution itself fails: "
-                                   f"{runs[question.check].error if question.check in runs else 'the kernel ended'}."
-                                   for question in failed]
+                return problems + [
+                    f"{question.name}: the solution itself fails: "
+                    f"{runs[question.check].error if question.check in runs else 'the kernel ended'}."
+                    for question in failed
+                ]
             first = False
             while waiting and kernel.alive:
                 mutant = waiting.pop(0)
                 defined = kernel.run(mutant.source)
                 problems += _mutant_problems(mutant, defined, _run_checks(kernel, solution), asked)
-                if kernel.alive:
-                    kernel.run(answers[mutant.answer])
+                for source in answers.values():  # the right answers again, for the next mutant
+                    if kernel.alive:
+                        kernel.run(source)
     return problems
 
 
-def _mutant_problems(mutant: Mutant, defined: CellRun, runs: dict[str, CellRun], asked: tuple[Question, ...]) -> list[str]:
+def _mutant_problems(
+    mutant: Mutant, defined: CellRun, runs: dict[str, CellRun], asked: tuple[Question, ...]
+) -> list[str]:
     name, problems = mutant.path.name, []
     if defined.error:
         return [f"{name}: the code itself raises {defined.error}. A mutant is wrong only when it is checked."]
@@ -155,13 +190,19 @@ def _mutant_problems(mutant: Mutant, defined: CellRun, runs: dict[str, CellRun],
     for question in judges[:1]:
         run = runs.get(question.check)
         if run is None or run.error is None:
-            problems.append(f"{name}: {question.name} passes with this wrong answer. Its check must tell the difference.")
+            problems.append(
+                f"{name}: {question.name} passes with this wrong answer. Its check must tell the difference."
+            )
         elif mutant.message not in f"{run.error}\n{run.stdout}":
-            problems.append(f"{name}: {question.name} fails, but its message is {run.error!r} and does not hold "
-                            f"{mutant.message!r}.")
+            problems.append(
+                f"{name}: {question.name} fails, but its message is {run.error!r} and does not hold "
+                f"{mutant.message!r}."
+            )
     for question in asked:
         run = runs.get(question.check)
         if mutant.answer not in question.answers and run is not None and run.error:
-            problems.append(f"{name}: {question.name} fails too ({run.error!r}), though it does not name '{mutant.answer}' "
-                            "in its 'answers'. Make its check independent, or name the answer there.")
+            problems.append(
+                f"{name}: {question.name} fails too ({run.error!r}), though it does not name '{mutant.answer}' "
+                "in its 'answers'. Make its check independent, or name the answer there."
+            )
     return problems
