@@ -1,0 +1,182 @@
+"""Do the ranks' records fit together? Collectives must match call by call, sends must match their recvs."""
+from collections import defaultdict
+from dataclasses import dataclass
+
+from utils.ranks.record import Call, Record
+from utils.ranks.wording import call_text, group_text, place_text, ranks_text, size_text, verb
+
+_SIZE_MAY_DIFFER = {"all_to_all", "barrier"}
+_RULE = "All ranks of a group must call the same collectives, in the same order, with the same sizes and dtypes."
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two ranks did not do what belongs together. `certain` is False where the record can only suspect it."""
+    sentence: str
+    ranks: tuple[int, ...]
+    certain: bool = True
+
+
+def differences(records: list[Record], finished: bool) -> list[Difference]:
+    """Compare the ranks' sequences of calls, group by group and pair by pair.
+
+    `finished`: all ranks returned, so that a missing call is missing for good.
+    """
+    found = [difference for calls in collectives_by_group(records).values()
+             for difference in _compare_group(calls, len(records), finished)]
+    return found + _compare_pairs(records)
+
+
+def collectives_by_group(records) -> dict[str, dict[int, list[Call]]]:
+    """{group name: {rank: its collectives in order}}, every member of the group present."""
+    groups = {}
+    for record in records:
+        for call in record.calls:
+            if not call.point_to_point:
+                groups.setdefault(call.group, {rank: [] for rank in call.ranks})[record.rank].append(call)
+    return groups
+
+
+def _compare_group(sequences, world_size, finished):
+    members = tuple(sequences)
+    for index, calls in enumerate(zip(*sequences.values(), strict=False)):
+        head = f"Call {index + 1} in {group_text(members, world_size)}"
+        for aspect, value, words in _ASPECTS:
+            if aspect == "sizes" and calls[0].op in _SIZE_MAY_DIFFER:
+                continue
+            kinds = defaultdict(list)
+            for call in calls:
+                kinds[value(call)].append(call)
+            if len(kinds) > 1:
+                parts = "; ".join(f"{ranks_text(c.rank for c in same)} {words(same)} "
+                                  f"({', '.join(sorted({place_text(c.where) for c in same}))})"
+                                  for same in sorted(kinds.values(), key=len))
+                subject = "different collectives" if aspect == "names" else f"{calls[0].op} with different {aspect}"
+                yield Difference(f"The ranks called {subject}. {head}: {parts}. {_RULE}", members)
+                return
+    yield from _suspicious_order(sequences)
+    counts = {rank: len(calls) for rank, calls in sequences.items()}
+    if finished and len(set(counts.values())) > 1:
+        least, most = min(counts, key=counts.get), max(counts, key=counts.get)
+        extra = sequences[most][counts[least]]
+        yield Difference(
+            f"Rank {most} called {counts[most]} collectives in {group_text(members, world_size)}, rank {least} only {counts[least]}: "
+            f"nobody answered rank {most}'s {extra.op} ({place_text(extra.where)}).", members, certain=False)
+
+
+_ASPECTS = (
+    ("names", lambda call: call.op, lambda same: f"called {same[0].op}"),
+    ("dtypes", lambda call: call.dtype, lambda same: f"gave {same[0].dtype}"),
+    ("sizes", lambda call: call.elements, lambda same: f"gave {size_text(same[0].elements, same[0].dtype)}"),
+    ("roots", lambda call: call.root, lambda same: f"named rank {same[0].root} as the root"),
+)
+
+
+def _suspicious_order(sequences):
+    """Same operations and sizes, but the callers' names (or lines) show that the tensors were taken in another order."""
+    first, *others = sequences
+    ours = [_identity(call) for call in sequences[first]]
+    for other in others:
+        theirs = [_identity(call) for call in sequences[other]]
+        crossed = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=False))
+                   if a != b and a is not None and b is not None and a in theirs and b in ours]
+        if crossed:
+            i = crossed[0]
+            call, their = sequences[first][i], sequences[other][i]
+            yield Difference(
+                f"Ranks {first} and {other} seem to take the same tensors in a different order: as call {i + 1}, rank {first} gave "
+                f"{call.op} {_name(call)} and rank {other} gave it {_name(their)}. The sizes are equal, so nothing stops, "
+                f"but the numbers of different tensors were mixed.", (first, other), certain=False)
+            return
+
+
+def _identity(call):
+    if call.label is not None:
+        return call.op, call.elements, call.label
+    return None if call.where is None else (call.op, call.elements, call.where)
+
+
+def _name(call):
+    return f"`{call.label}` ({place_text(call.where)})" if call.label else f"the tensor of {place_text(call.where)}"
+
+
+def paired_calls(records) -> dict[tuple, tuple[list[Call], list[Call]]]:
+    """{(group, sender, receiver, tag): (sends in order, recvs in order)}; a recv from any source has no pair."""
+    pairs = defaultdict(lambda: ([], []))
+    for record in records:
+        for call in record.calls:
+            if call.op == "send":
+                pairs[call.group, call.rank, call.peer, call.tag][0].append(call)
+            elif call.op == "recv" and call.peer is not None:
+                pairs[call.group, call.peer, call.rank, call.tag][1].append(call)
+    return pairs
+
+
+def receives_from_any(records) -> set[tuple[str, int]]:
+    """The (group, receiver) pairs in which some recv takes from any source: there, order proves nothing."""
+    return {(call.group, call.rank) for record in records for call in record.calls if call.op == "recv" and call.peer is None}
+
+
+def _compare_pairs(records):
+    open_ended = receives_from_any(records)
+    found = []
+    for (group, sender, receiver, _), (sends, recvs) in paired_calls(records).items():
+        if (group, receiver) in open_ended:
+            continue
+        for send, recv in zip(sends, recvs, strict=False):
+            if (send.elements, send.dtype) != (recv.elements, recv.dtype):
+                found.append(Difference(
+                    f"A send and its recv do not fit. Rank {sender} sent {size_text(send.elements, send.dtype)} to rank {receiver} "
+                    f"({place_text(send.where)}); rank {receiver} received into {size_text(recv.elements, recv.dtype)} "
+                    f"({place_text(recv.where)}). Both tensors must have the same size and dtype.", (sender, receiver)))
+                break
+    return found
+
+
+def deadlock(records: list[Record]) -> str | None:
+    """If no rank can ever go on, the sentence that says why; None while some rank still may.
+
+    A proof, not a guess: every rank has returned or waits in a call, and none of these calls can be completed,
+    since its partners returned or wait elsewhere.
+    """
+    waiting = {record.rank: record.waiting_in() for record in records if not record.returned}
+    if not waiting or any(call is None for call in waiting.values()):
+        return None
+    if any(_can_complete(call, records) for call in waiting.values()):
+        return None
+    returned = [record.rank for record in records if record.returned]
+    lines = [waiting_text(call, len(records)) for call in waiting.values()]
+    ops = {call.op for call in waiting.values()}
+    if returned:
+        head = (f"{ranks_text(returned).capitalize()} returned, but {ranks_text(waiting)} still {verb(waiting, 'waits', 'wait')} "
+                f"in {' and '.join(sorted(ops))}: it would never end.")
+    elif len(waiting) == len(records) and ops == {"recv"}:
+        head = "Deadlock: every rank waits in recv, and nobody sends."
+    elif len(waiting) == len(records) and ops == {"send"}:
+        head = "Deadlock: every rank waits in send until the other side receives, and nobody receives."
+    else:
+        head = "Deadlock: every rank waits for another one."
+    return "\n".join([head, *(f"  {line}" for line in lines), *(f"  rank {rank} has returned" for rank in returned)])
+
+
+def waiting_text(call: Call, world_size: int) -> str:
+    """ "rank 0 waits in all_reduce (cell line 3: dist.all_reduce(x))", with the group when it is not everybody. """
+    group = "" if call.point_to_point or len(call.ranks) == world_size else f" of {group_text(call.ranks, world_size)}"
+    return f"rank {call.rank} waits in {call_text(call)}{group} ({place_text(call.where, with_source=True)})"
+
+
+def _can_complete(call, records):
+    if not call.point_to_point:
+        sequences = collectives_by_group(records)[call.group]
+        index = next(i for i, other in enumerate(sequences[call.rank]) if other is call)
+        return all(len(calls) > index for calls in sequences.values())
+    if call.op == "recv" and call.peer is None:
+        return any(other.op == "send" and other.peer == call.rank and other.end is None
+                   for record in records for other in record.calls)
+    sender, receiver = (call.rank, call.peer) if call.op == "send" else (call.peer, call.rank)
+    if (call.group, receiver) in receives_from_any(records):
+        return True
+    sends, recvs = paired_calls(records)[call.group, sender, receiver, call.tag]
+    ours, theirs = (sends, recvs) if call.op == "send" else (recvs, sends)
+    index = next(i for i, other in enumerate(ours) if other is call)
+    return len(theirs) > index

@@ -1,0 +1,131 @@
+"""A process that has torch loaded and does nothing but fork ranks: a fork takes milliseconds, an import seconds.
+
+It never runs a torch operation, has no second Python thread and never touches a GPU, so its children start clean.
+It speaks over one socket with the notebook: a message in (with the rank's files), a message out when a rank ends.
+When the notebook goes away, the socket closes, and everything here ends.
+"""
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+
+from utils.ranks.files import Files
+
+PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
+             "torch.distributed.pipelining", "numpy", "utils.ranks.worker")
+MESSAGE_BYTES = 4096
+
+
+def main(control_descriptor: int) -> None:
+    """Serve until the notebook closes its end of the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=control_descriptor)
+    for name in PRELOADED:
+        __import__(name)
+    child_ended, notify = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
+    _adopt_orphans()
+    ranks: dict[int, int] = {}  # process id -> rank
+    _say(control, {"ready": os.getpid()})
+    while True:
+        readable, _, _ = select.select([control, child_ended], [], [])
+        if child_ended in readable:
+            with contextlib.suppress(BlockingIOError):
+                os.read(child_ended, 4096)
+            _report_ended(control, ranks)
+        if control in readable:
+            text, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, len(Files._fields))
+            if not text:
+                _kill(ranks, signal.SIGKILL)
+                return
+            message = json.loads(text)
+            if "start" in message:
+                process_id = _fork_rank(message["start"], Files(*descriptors), control, child_ended, notify)
+                ranks[process_id] = message["start"]
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            elif "signal" in message:
+                _kill(ranks, message["signal"])
+
+
+def _fork_rank(rank, files, control, *pipe_ends):
+    process_id = os.fork()
+    if process_id:
+        _lead_own_group(process_id)
+        return process_id
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _lead_own_group(0)
+        from utils.ranks.worker import end_with_parent, run_rank
+        end_with_parent()
+        control.close()
+        for descriptor in pipe_ends:
+            os.close(descriptor)
+        code = run_rank(rank, files)
+    except BaseException:
+        os.write(files.output, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def _lead_own_group(process_id):
+    """A rank and whatever it starts can then be ended together. Parent and child both ask: neither may be late."""
+    with contextlib.suppress(OSError):
+        os.setpgid(process_id, process_id)
+
+
+def _report_ended(control, ranks):
+    """Tell the notebook which ranks ended and how; end whatever they left running."""
+    while True:
+        try:
+            process_id, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if process_id == 0:
+            return
+        rank = ranks.pop(process_id, None)
+        if rank is None:
+            continue
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process_id, signal.SIGKILL)
+        if not ranks:
+            _end_orphans()
+        _say(control, {"ended": rank, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _kill(ranks, signal_number):
+    for process_id in ranks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            # a request for the stack is for the rank alone; an end is for its children too
+            (os.killpg if signal_number == signal.SIGKILL else os.kill)(process_id, signal_number)
+
+
+def _adopt_orphans():
+    """Linux: grandchildren that a rank leaves behind become children of this process, so that it can end them."""
+    if sys.platform == "linux":
+        import ctypes
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1)
+
+
+def _end_orphans():
+    for _ in range(8):  # ending one may hand us its children
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+            children = file.read().split()
+            for child in children:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(child), signal.SIGKILL)
+            if not children:
+                return
+
+
+def _say(control, message):
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        control.send(json.dumps(message).encode())

@@ -1,0 +1,211 @@
+"""`launch`: run a function on N real ranks and come back with results, a record of all communication, or a verdict."""
+import datetime
+import os
+import signal
+import sys
+import threading
+import time
+
+from utils.ranks import pickles
+from utils.ranks.backend import Choice, choose_backend, count_gpus
+from utils.ranks.compare import deadlock, differences
+from utils.ranks.files import Files, close_files, open_files
+from utils.ranks.processes import start_processes
+from utils.ranks.rank import inside_a_run
+from utils.ranks.record import Record
+from utils.ranks.run import Run
+from utils.ranks.scratch import read_from, scratch_file, write_all
+from utils.ranks.verdicts import Ending, RankError, judge
+
+_QUIET_SECONDS = 1.0          # so long must nothing happen before we ask whether anything still can
+_FELLOW_SECONDS = 0.3         # so long we wait, after a failure, for the failures that came with it
+_LONGEST_OUTPUT = 20_000_000  # bytes that one rank may print
+
+_one_at_a_time = threading.Lock()
+_banners_shown: set[str] = set()
+
+
+def launch(fn, *args, world_size: int | None = None, timeout: float = 60, backend: str | None = None, live: bool = False,
+           echo: bool = True, record: bool = True, start_method: str | None = None) -> Run:
+    """Run `fn(*args)` on `world_size` ranks, each a process with the default process group ready.
+
+    fn            an ordinary function, also one defined in a cell; it uses plain `torch.distributed`
+    args          sent to every rank by value: numbers, arrays, tensors, functions, …
+    world_size    number of ranks, 4 if not given; under torchrun, the ranks that torchrun started
+    timeout       seconds after which the run is stopped with a table of what each rank was doing
+    backend       "gloo", "nccl" or None: NCCL when there is a GPU for each rank, otherwise gloo on the CPU
+    live          show what ranks print at once, and not in rank order at the end
+    echo          show what ranks print; it is in `run.outputs` anyway
+    record        write down every communication call; without it there are no counts and poorer verdicts
+    start_method  "forkserver", "spawn" or None (forkserver on Linux, spawn elsewhere)
+
+    Returns a Run: `run.results[rank]` is what fn returned there. Raises RankError with a verdict when a rank fails,
+    hangs or disagrees with the others, ValueError or TypeError for arguments that cannot work.
+    """
+    if inside_a_run():
+        raise RuntimeError("launch was called on a rank. Start ranks from the notebook; inside fn the ranks are already "
+                           "running (dist.get_rank() tells which one this is).")
+    from utils.ranks import torchrun
+    if torchrun.started_this_process():
+        return torchrun.launch_in_place(fn, args, world_size, record)
+    world_size = 4 if world_size is None else world_size
+    _check_arguments(fn, timeout)
+    choice = choose_backend(0 if backend == "gloo" else count_gpus(), world_size, wish=backend)
+    _show_once(choice.banner)
+    call = pickles.dumps((fn, args), f"The function {getattr(fn, '__name__', fn)!r} with its arguments")
+    with _one_at_a_time:
+        return _run(call, world_size, timeout, choice, live, echo, record, start_method)
+
+
+def _check_arguments(fn, timeout):
+    if not callable(fn):
+        hint = " Pass the function itself, without calling it: launch(worker), not launch(worker())." if fn is None else ""
+        raise TypeError(f"launch runs a function on every rank, but was given {fn!r}.{hint}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
+        raise ValueError(f"timeout is a number of seconds above 0, not {timeout!r}.")
+
+
+def _show_once(banner):
+    if banner and banner not in _banners_shown:
+        _banners_shown.add(banner)
+        print(banner)
+
+
+def _run(call, world_size, timeout, choice: Choice, live, echo, record, start_method):
+    from torch.distributed import TCPStore
+    begin = time.monotonic()
+    processes = start_processes(start_method)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=60))
+    job = scratch_file("job")
+    files = []
+    try:
+        write_all(job, pickles.dumps(_job(call, world_size, timeout, choice, record, store.port), "The job"))
+        files += [open_files(job) for _ in range(world_size)]
+        watch = _Watch(processes, files, timeout, live and echo, record)
+        for rank in range(world_size):
+            processes.start(rank, files[rank])
+        reason = watch.until_over()
+        processes.close()
+        return _conclude(watch, reason, begin, timeout, choice, echo and not live)
+    finally:
+        processes.close()
+        for of_rank in files:
+            close_files(of_rank)
+        os.close(job)
+
+
+def _job(call, world_size, timeout, choice, record, port):
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"call": call, "world_size": world_size, "timeout": timeout, "backend": choice.backend, "record": record, "port": port,
+            "threads": max(1, cores // world_size), "environment": dict(os.environ), "folder": os.getcwd(),
+            "path": [os.path.abspath(entry or ".") for entry in sys.path], "argv": list(sys.argv)}
+
+
+class _Watch:
+    """Follows a run from outside: who ended, who still moves, what was printed."""
+
+    def __init__(self, processes, files: list[Files], timeout, live, record):
+        self.processes, self.files, self.live, self.record = processes, files, live, record
+        self.deadline = time.monotonic() + timeout
+        self.exit_codes: dict[int, int] = {}
+        self.records = [Record(rank) for rank in range(len(files))]
+        self._shown = [0] * len(files)
+        self._moved = time.monotonic()
+
+    def until_over(self) -> str:
+        """Return "done", or why the run was stopped: "failed", "deadlock", "timeout" or "output"."""
+        while True:
+            ended = self.processes.wait(0.1)
+            self.exit_codes.update(ended)
+            self._stream()
+            if any(self.ending(rank).failed for rank in ended):
+                self._let_fellows_fail()
+                return "failed"
+            if len(self.exit_codes) == len(self.files):
+                return "done"
+            if any(os.fstat(of_rank.output).st_size > _LONGEST_OUTPUT for of_rank in self.files):
+                return "output"
+            if time.monotonic() > self.deadline:
+                self._ask_for_stacks()
+                return "timeout"
+            if self.record and self._stuck():
+                return "deadlock"
+
+    def ending(self, rank) -> Ending:
+        files = self.files[rank]
+        packed = read_from(files.outcome)
+        try:
+            outcome = pickles.loads(packed) if packed else None
+        except Exception:
+            outcome = None  # cut short while it was written
+        return Ending(rank, self.exit_codes.get(rank), outcome, read_from(files.stack).decode(errors="replace"))
+
+    def output(self, rank) -> str:
+        return read_from(self.files[rank].output)[:_LONGEST_OUTPUT].decode(errors="replace")
+
+    def read_records(self) -> bool:
+        return any([record.read(files.record) for record, files in zip(self.records, self.files, strict=True)])
+
+    def _stuck(self):
+        if self.read_records():
+            self._moved = time.monotonic()
+        if time.monotonic() - self._moved < _QUIET_SECONDS:
+            return False
+        waiting = [record.waiting_in() is not None or record.returned for record in self.records]
+        return all(waiting) and (deadlock(self.records) is not None
+                                 or any(difference.certain for difference in differences(self.records, finished=False)))
+
+    def _let_fellows_fail(self):
+        until = time.monotonic() + _FELLOW_SECONDS
+        while time.monotonic() < until and len(self.exit_codes) < len(self.files):
+            self.exit_codes.update(self.processes.wait(0.05))
+
+    def _ask_for_stacks(self):
+        self.processes.signal(signal.SIGUSR1)
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until and not all(os.fstat(files.stack).st_size for rank, files in enumerate(self.files)
+                                                   if rank not in self.exit_codes):
+            self.exit_codes.update(self.processes.wait(0.05))
+
+    def _stream(self):
+        if not self.live:
+            return
+        for rank, files in enumerate(self.files):
+            new = read_from(files.output, self._shown[rank])
+            complete = len(new) if rank in self.exit_codes else new.rfind(b"\n") + 1
+            if complete:
+                self._shown[rank] += complete
+                _print_output(rank, new[:complete].decode(errors="replace"))
+
+
+def _print_output(rank, text):
+    for line in text.splitlines():
+        print(f"[rank {rank}] {line}")
+
+
+def _conclude(watch, reason, begin, timeout, choice, echo):
+    watch.read_records()
+    endings = [watch.ending(rank) for rank in range(len(watch.files))]
+    outputs = [watch.output(rank) for rank in range(len(watch.files))]
+    if echo:
+        for rank, text in enumerate(outputs):
+            _print_output(rank, text)
+    run = Run([None] * len(endings), outputs, time.monotonic() - begin, choice.backend, choice.devices, watch.records)
+    if reason == "output":
+        talker = max(range(len(outputs)), key=lambda rank: len(outputs[rank]))
+        raise RankError(f"Rank {talker} printed more than {_LONGEST_OUTPUT // 1_000_000} MB, so the run was stopped. Print less: "
+                        "a summary per step, or from rank 0 only.", "output", talker, run)
+    found = differences(watch.records, finished=True)
+    certain = [difference for difference in found if difference.certain]
+    if reason != "done" or certain:
+        error = (judge(endings, watch.records, reason, timeout) if reason != "done"
+                 else RankError(certain[0].sentence + " Every rank returned, but the results are wrong.", "difference"))
+        error.run = run
+        raise error
+    run.results = [pickles.loads(ending.outcome["result"]) for ending in endings]
+    run.warnings = [difference.sentence for difference in found]
+    for sentence in run.warnings:
+        print(f"Warning: {sentence}")
+    return run
+
+

@@ -1,0 +1,21 @@
+"""Whose code is a file: the reader's, or a library's?"""
+import functools
+import importlib.util
+import os
+import sysconfig
+
+
+@functools.lru_cache(maxsize=None)
+def is_user_file(filename: str) -> bool:
+    """True for a cell, a script or the course's own modules; False for torch, Python's library and the engine."""
+    return not filename.startswith(_library_folders()) and not filename.startswith("<frozen") and filename != "<string>"
+
+
+@functools.lru_cache(maxsize=1)
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    torch = importlib.util.find_spec("torch")
+    folders = {os.path.dirname(os.path.abspath(__file__)), *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
+    if torch is not None and torch.origin:
+        folders.add(os.path.dirname(torch.origin))
+    return tuple(os.path.join(folder, "") for folder in folders if folder)

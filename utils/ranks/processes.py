@@ -1,0 +1,208 @@
+"""Start the ranks' processes, hear how they end, end them. Two ways: fork from a warm server, or spawn afresh."""
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Protocol
+
+from utils.ranks.files import Files
+
+MESSAGE_BYTES = 4096
+
+
+class Processes(Protocol):
+    """What `launch` needs; `ForkedProcesses` and `SpawnedProcesses` both are one."""
+
+    def start(self, rank: int, files: Files) -> None: ...
+    def wait(self, seconds: float) -> dict[int, int]: ...    # {rank: exit code} of those that ended by now
+    def signal(self, number: int) -> None: ...               # to every rank that still runs
+    def close(self) -> None: ...                             # end every rank and return when all are gone
+
+
+def start_processes(method: str | None = None) -> Processes:
+    """Choose how ranks start: "forkserver" (Linux, 0.2 s) or "spawn" (everywhere, several seconds)."""
+    method = method or ("forkserver" if sys.platform == "linux" else "spawn")
+    if method == "forkserver":
+        return ForkedProcesses(_warm_server())
+    if method == "spawn":
+        return SpawnedProcesses()
+    raise ValueError(f"start_method is 'forkserver', 'spawn' or None (let the course choose), not {method!r}.")
+
+
+# ---- forked from a server that has torch loaded -------------------------------------------------------------------
+
+class ForkServer:
+    """The notebook's end of `utils.ranks.forkserver`: one process per kernel, started at the first launch."""
+
+    def __init__(self):
+        self.owner = os.getpid()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, tempfile.TemporaryFile() as self_errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _program("utils.ranks.forkserver", theirs.fileno())], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=self_errors, stderr=self_errors, start_new_session=True)
+            self._errors = os.dup(self_errors.fileno())
+        self.control = ours
+        self._ready = False
+
+    def wait_until_ready(self) -> None:
+        """Return when the server has loaded torch; raises RuntimeError with what it printed if it could not."""
+        if self._ready:
+            return
+        message = _hear(self.control)
+        if message is None:
+            printed = os.pread(self._errors, 10_000, 0).decode(errors="replace").strip().splitlines()
+            self.close()
+            raise RuntimeError("The process that starts the ranks could not load torch: "
+                               f"{printed[-1] if printed else 'it ended without a word'}. `course doctor` looks for the reason.")
+        self._ready = True
+
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def close(self) -> None:
+        if self.owner != os.getpid():  # a forked copy of the kernel: the server is not ours to end
+            return
+        self.control.close()
+        with contextlib.suppress(OSError):
+            os.close(self._errors)
+        self._errors = -1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+_server: ForkServer | None = None
+
+
+def _warm_server() -> ForkServer:
+    """The kernel's server, started or restarted when needed. Loading torch here at the same time costs no extra time."""
+    global _server
+    if _server is None or not _server.alive():
+        if _server is not None:
+            _server.close()
+        else:
+            atexit.register(lambda: _server and _server.close())
+        _server = ForkServer()
+        import torch.distributed  # noqa: F401
+    _server.wait_until_ready()
+    return _server
+
+
+class ForkedProcesses:
+    def __init__(self, server: ForkServer):
+        self._server = server
+        self._running: set[int] = set()
+
+    def start(self, rank, files):
+        try:
+            socket.send_fds(self._server.control, [json.dumps({"start": rank}).encode()], files)
+        except OSError:
+            raise RuntimeError("The process that starts the ranks has ended. Run the cell again: it will be started anew.") from None
+        self._running.add(rank)
+
+    def wait(self, seconds):
+        ended = {}
+        while self._running and select.select([self._server.control], [], [], 0 if ended else seconds)[0]:
+            message = _hear(self._server.control)
+            if message is None:  # the server is gone and took the ranks along
+                ended.update(dict.fromkeys(self._running, -signal.SIGKILL))
+                self._running.clear()
+            elif message["ended"] in self._running:
+                ended[message["ended"]] = message["status"]
+                self._running.discard(message["ended"])
+        return ended
+
+    def signal(self, number):
+        if self._running:
+            with contextlib.suppress(OSError):
+                self._server.control.send(json.dumps({"signal": int(number)}).encode())
+
+    def close(self):
+        try:
+            self.signal(signal.SIGKILL)
+            while self._running:
+                self.wait(1.0)
+        except BaseException:  # interrupted once more: without the server nothing of it lives on
+            self._server.close()
+            raise
+
+
+def _hear(control):
+    """The server's next message; None when it is gone."""
+    with contextlib.suppress(OSError):
+        if text := control.recv(MESSAGE_BYTES):
+            return json.loads(text)
+    return None
+
+
+# ---- spawned: a fresh Python for each rank ------------------------------------------------------------------------
+
+class SpawnedProcesses:
+    def __init__(self):
+        self._running: dict[int, subprocess.Popen] = {}
+        self._alive, self._kept_open = os.pipe()  # closes with this process, whatever ends it
+
+    def start(self, rank, files):
+        passed = [*files, self._alive]
+        self._running[rank] = subprocess.Popen(
+            [sys.executable, "-c", _program("utils.ranks.processes", rank, *passed)], pass_fds=passed,
+            stdin=subprocess.DEVNULL, stdout=files.output, stderr=files.output, start_new_session=True)
+
+    def wait(self, seconds):
+        until = time.monotonic() + seconds
+        while True:
+            ended = {rank: process.returncode for rank, process in self._running.items() if process.poll() is not None}
+            if ended or not self._running or time.monotonic() >= until:
+                break
+            time.sleep(0.01)
+        for rank in ended:
+            process = self._running.pop(rank)
+            _end_group(process.pid)
+        return ended
+
+    def signal(self, number):
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
+
+    def close(self):
+        self.signal(signal.SIGKILL)
+        while self._running:
+            self.wait(1.0)
+        for end in (self._alive, self._kept_open):
+            os.close(end)
+
+
+def _end_group(process_id):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process_id, signal.SIGKILL)
+
+
+def main(rank: int, *descriptors: int) -> None:
+    """A spawned rank's process: watch the notebook, then do what every rank does."""
+    *files, alive = descriptors
+
+    def end_when_the_notebook_ends():
+        os.read(alive, 1)
+        os.killpg(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=end_when_the_notebook_ends, daemon=True).start()
+    from utils.ranks.worker import run_rank
+    os._exit(run_rank(rank, Files(*files)))
+
+
+def _program(module, *arguments):
+    """Source for `python -c`: import `module` from where this process would, then call its main."""
+    path = [os.path.abspath(entry or ".") for entry in sys.path]
+    return f"import sys; sys.path[:] = {path!r}; from {module} import main; main(*{arguments!r})"

@@ -1,0 +1,31 @@
+"""Files without a name, shared between the notebook and the ranks; the kernel frees them with their last reader."""
+import os
+import tempfile
+
+
+def scratch_file(name: str) -> int:
+    """Open an empty file that has no path and return its descriptor.
+
+    On Linux it lives in memory (`memfd_create`), so a full disk does not matter; elsewhere it is a temporary
+    file that is already unlinked. Either way nothing stays behind, however the processes end.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(prefix=name) as file:
+        return os.dup(file.fileno())
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data` at the descriptor's position."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view):]
+
+
+def read_from(fd: int, start: int = 0) -> bytes:
+    """Return everything from byte `start` on, without moving the writer's position."""
+    parts = []
+    while part := os.pread(fd, 1 << 24, start):
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)

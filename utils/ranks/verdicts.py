@@ -1,0 +1,160 @@
+"""Turn the end of a failed run into one message: what went wrong first, where, and in whose line."""
+import re
+import signal
+from dataclasses import dataclass
+
+from utils.ranks.compare import deadlock, differences, waiting_text
+from utils.ranks.record import Record
+from utils.ranks.places import is_user_file
+from utils.ranks.wording import place_text, ranks_text, verb
+
+# what a rank's call says when another rank has gone: a consequence, never the cause
+_CONSEQUENCE = re.compile(r"Connection closed by peer|Connection reset by peer|Timed out waiting|Broken pipe|"
+                          r"gloo/transport|Application timeout|NCCL communicator was aborted|remote process exited", re.I)
+_CPP_TRACE = re.compile(r"\nException raised from .*", re.S)
+_LONGEST_MESSAGE = 2000
+
+
+class RankError(RuntimeError):
+    """A run on ranks failed. The message is the verdict.
+
+    Attributes: `rank` (the first culprit, or None when it is the ranks' interplay), `kind` (a word for programs:
+    "raised", "exited", "killed", "difference", "deadlock", "timeout", "output"), `run` (what is known of the run).
+    """
+
+    def __init__(self, message: str, kind: str, rank: int | None = None, run=None):
+        super().__init__(message)
+        self.kind, self.rank, self.run = kind, rank, run
+
+    def _render_traceback_(self):
+        """What a notebook shows: the verdict alone, since the reader's own lines are in it."""
+        return f"RankError: {self}".splitlines()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one rank ended: its exit code (None: it still ran), its outcome (None: it left none), its stack dump."""
+    rank: int
+    exit_code: int | None
+    outcome: dict | None
+    stack: str = ""
+
+    @property
+    def error(self) -> dict | None:
+        return self.outcome.get("error") if self.outcome else None
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code is not None and (self.exit_code != 0 or self.outcome is None or self.error is not None)
+
+
+def judge(endings: list[Ending], records: list[Record], reason: str, limit_seconds: float = 0) -> RankError:
+    """Find the first cause of a failed run.
+
+    `reason` is why the notebook stopped it: "failed" (some rank ended badly), "deadlock" or "timeout".
+    """
+    certain = [difference for difference in differences(records, finished=False) if difference.certain]
+    independent = sorted((ending for ending in endings if ending.error and not _is_consequence(ending.error)),
+                         key=lambda ending: ending.outcome["time"])
+    if independent and not (certain and _from_a_call(records[independent[0].rank])):
+        return _raised(independent[0], endings)
+    if certain:
+        return _different(certain[0], endings)
+    dead = [ending for ending in endings if ending.failed and ending.outcome is None]
+    if dead:
+        return _died(dead[0], endings, records)
+    if reason in ("deadlock", "failed") and (sentence := deadlock(records)):
+        return RankError(sentence, "deadlock")
+    if any(ending.error for ending in endings):
+        return _raised(min((e for e in endings if e.error), key=lambda e: e.outcome["time"]), endings)
+    return _too_late(endings, records, limit_seconds)
+
+
+def _is_consequence(error):
+    return not error["unpicklable"] and error["exit_code"] is None and bool(_CONSEQUENCE.search(error["message"]))
+
+
+def _from_a_call(record):
+    return bool(record.calls) and record.calls[-1].failed
+
+
+def _others(endings, *culprits):
+    others = [ending.rank for ending in endings if ending.rank not in culprits]
+    return f"\nThe other {verb(others, 'rank', 'ranks')} ({', '.join(map(str, others))}) {verb(others, 'was', 'were')} ended." if others else ""
+
+
+def _raised(ending, endings):
+    rank, error = ending.rank, ending.error
+    message = _CPP_TRACE.sub("", error["message"])[:_LONGEST_MESSAGE].rstrip()
+    if error["unpicklable"]:
+        text = message[:1].upper() + message[1:]
+    elif error["exit_code"] is not None or error["type"] == "SystemExit":
+        code = error["exit_code"]
+        text = (f"Rank {rank} called sys.exit({'' if code is None else repr(code)}). A rank ends by returning from its function; "
+                "return a value instead.")
+    elif _is_out_of_memory(error):
+        text = f"Rank {rank} ran out of memory: {message or error['type']}. Use fewer ranks, a smaller model or a smaller batch."
+    else:
+        text = f"Rank {rank} raised {error['type']}" + (f": {message}" if message else "")
+    lines = [f"  {place_text((filename, line, name))}, in {name}" + (f": {source}" if source else "")
+             for filename, line, name, source in _with_source(error["frames"])]
+    return RankError("\n".join([text, *lines]) + _others(endings, rank), "exited" if error["exit_code"] is not None else "raised", rank)
+
+
+def _with_source(frames):
+    import linecache
+    for filename, line, name, source in frames:
+        yield filename, line, name, source or linecache.getline(filename, line).strip()
+
+
+def _is_out_of_memory(error):
+    return error["type"] in ("MemoryError", "torch.OutOfMemoryError") or "can't allocate memory" in error["message"]
+
+
+def _different(difference, endings):
+    return RankError(difference.sentence, "difference")
+
+
+def _died(ending, endings, records):
+    rank, code = ending.rank, ending.exit_code
+    where = _stands_at(ending, records[rank])
+    at = f" ({where})" if where else ""
+    if code >= 0:
+        text = f"Rank {rank} ended with exit code {code} before its function returned{at}: something called os._exit or the like."
+        return RankError(text + _others(endings, rank), "exited", rank)
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    why = {
+        "SIGKILL": "the system ended it, most often because memory ran out. Use fewer ranks, a smaller model or a smaller batch",
+        "SIGSEGV": "a crash in compiled code (a segmentation fault)",
+        "SIGABRT": "compiled code gave up; most often the ranks' tensors did not fit together, see above what it printed",
+        "SIGBUS": "a crash in compiled code; most often shared memory ran out",
+    }.get(name, "it was ended from outside")
+    return RankError(f"Rank {rank} was ended by {name}{at}: {why}." + _others(endings, rank), "killed", rank)
+
+
+def _too_late(endings, records, limit_seconds):
+    lines = []
+    for ending, record in zip(endings, records, strict=True):
+        call = record.waiting_in()
+        if record.returned:
+            lines.append(f"rank {ending.rank} has returned")
+        elif call is not None:
+            lines.append(waiting_text(call, len(records)))
+        elif where := _stands_at(ending, record):
+            lines.append(f"rank {ending.rank} still works ({where})")
+        else:
+            lines.append(f"rank {ending.rank} still works" if record.begun else f"rank {ending.rank} had not started yet")
+    slow = [ending.rank for ending, record in zip(endings, records, strict=True) if not record.returned]
+    head = (f"The run did not end within {limit_seconds:g} s and was stopped; {ranks_text(slow)} "
+            f"{verb(slow, 'was', 'were')} not done. If it needs longer, give launch a larger timeout.")
+    return RankError("\n".join([head, *(f"  {line}" for line in lines)]), "timeout")
+
+
+def _stands_at(ending, record):
+    """Where the rank's Python code stood: from its stack dump, else from its last call."""
+    for thread in reversed(ending.stack.split("most recent call first):")):  # the main thread comes last
+        for filename, line, name in re.findall(r'File "(.+)", line (\d+) in (\S+)', thread):
+            if is_user_file(filename):
+                return place_text((filename, int(line), name), with_source=True)
+    unfinished = [call for call in record.calls if call.end is None and call.where]
+    return place_text(unfinished[-1].where, with_source=True) if unfinished else ""

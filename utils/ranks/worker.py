@@ -1,0 +1,136 @@
+"""The life of one rank: join the group, run the function, hand back the result or the reason why not."""
+import atexit
+import contextlib
+import ctypes
+import datetime
+import faulthandler
+import linecache
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+
+import numpy
+import torch
+import torch.distributed as dist
+
+from utils.ranks import pickles, rank as this_rank, recorder as recording
+from utils.ranks.files import Files
+from utils.ranks.places import is_user_file
+from utils.ranks.scratch import read_from, write_all
+from utils.ranks.wire import counted_since, socket_counters
+
+
+def run_rank(rank: int, files: Files) -> int:
+    """Run one rank to its end in this process and return the exit code."""
+    job = pickles.loads(read_from(files.job))
+    _settle_in(rank, job, files)
+    recorder = recording.Recorder(files.record)
+    this_rank.enter_run(recorder if job["record"] else None)
+    try:
+        outcome = {"result": _call(rank, job, recorder)}
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the notebook wants to know
+        outcome = {"error": _describe_error(error), "time": time.monotonic()}
+    recorder.event("end", ok="result" in outcome)
+    write_all(files.outcome, pickle.dumps(outcome))
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0 if "result" in outcome else 1
+
+
+def _settle_in(rank, job, files):
+    """Make this process a rank: own output, the notebook's folder and settings, no interrupts, no orphans."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the notebook's to handle
+    _spare_the_notebook_when_memory_runs_out()
+    for descriptor in (1, 2):
+        os.dup2(files.output, descriptor)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    faulthandler.enable(file=files.stack)
+    faulthandler.register(signal.SIGUSR1, file=files.stack, all_threads=True)
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["world_size"]),
+                      LOCAL_WORLD_SIZE=str(job["world_size"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job["port"]))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    sys.path[:] = job["path"]
+    sys.argv[:] = job["argv"]
+    with contextlib.suppress(OSError):
+        os.chdir(job["folder"])
+    torch.set_num_threads(job["threads"])
+    random.seed()        # forked ranks would all continue one sequence
+    numpy.random.seed()
+
+
+def loopback_interface() -> str:
+    """The loopback's real name ("lo" on Linux, "lo0" on macOS): gloo is told a name so that it resolves no host."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name.startswith("lo")), "lo")
+
+
+def _spare_the_notebook_when_memory_runs_out():
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def end_with_parent() -> None:
+    """Linux: have the kernel end this process when the process that started it ends, whatever it is doing."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _call(rank, job, recorder):
+    """Join the group, run the function, wait for the others; return the pickled result."""
+    function, arguments = pickles.loads(job["call"])
+    _join_group(rank, job)
+    store = dist.PrefixStore("course", dist.distributed_c10d._get_default_store())
+    recording.install(recorder if job["record"] else None)
+    wire_before = socket_counters()
+    recorder.event("begin")
+    result = function(*arguments)
+    recorder.event("returned")
+    packed = pickles.dumps(result, f"the result of rank {rank} ({type(result).__name__})")
+    result = None
+    _wait_for_all(store, job["world_size"])  # nobody hangs up while another rank still talks
+    recorder.event("wire", connections=counted_since(wire_before))
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    if job["backend"] == "nccl" and dist.is_initialized():
+        dist.destroy_process_group()
+    return packed
+
+
+def _join_group(rank, job):
+    store = dist.TCPStore("127.0.0.1", job["port"], is_master=False, timeout=datetime.timedelta(seconds=60))
+    options = {}
+    if job["backend"] == "nccl":
+        torch.cuda.set_device(rank)
+        options["device_id"] = torch.device("cuda", rank)
+    # the notebook's own limit is shorter and gives a better sentence than gloo's time-out
+    limit = datetime.timedelta(seconds=job["timeout"] + 120)
+    dist.init_process_group(job["backend"], store=store, rank=rank, world_size=job["world_size"], timeout=limit, **options)
+
+
+def _wait_for_all(store, world_size):
+    if store.add("returned", 1) == world_size:
+        store.set("all returned", "yes")
+    store.wait(["all returned"], datetime.timedelta(days=1))
+
+
+def _describe_error(error):
+    """What the notebook needs to know of an exception, as plain data."""
+    linecache.checkcache()
+    frames = [(frame.filename, frame.lineno, frame.name, frame.line)
+              for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)]
+    kind = type(error)
+    name = kind.__name__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__name__}"
+    return {"type": name, "message": str(error), "frames": frames,
+            "exit_code": error.code if isinstance(error, SystemExit) else None,
+            "unpicklable": isinstance(error, pickles.UnpicklableError),
+            "traceback": "".join(traceback.format_exception(error))}
