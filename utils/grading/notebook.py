@@ -31,7 +31,7 @@ def read(path: str | Path) -> NotebookNode:
             return nbformat.reads(path.read_text(encoding="utf-8-sig"), as_version=4)
     except FileNotFoundError:
         raise GradingError(f"{path}: there is no such file. Give the path of a notebook (.ipynb).") from None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  whatever a file makes nbformat raise, the author gets a sentence
         raise GradingError(
             f"{path}: this is not a notebook that can be read ({type(error).__name__}: {str(error)[:200]}). "
             "Open it in JupyterLab and save it again."
