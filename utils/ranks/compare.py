@@ -145,18 +145,20 @@ def deadlock(records: list[Record]) -> str | None:
     if any(_can_complete(call, records) for call in waiting.values()):
         return None
     returned = [record.rank for record in records if record.returned]
-    lines = [waiting_text(call, len(records)) for call in waiting.values()]
+    missing = {rank for call in waiting.values() for rank in _partners_not_there(call, records)}
+    gone = [rank for rank in returned if rank in missing]
     ops = {call.op for call in waiting.values()}
-    if returned:
-        head = (f"{ranks_text(returned).capitalize()} returned, but {ranks_text(waiting)} still {verb(waiting, 'waits', 'wait')} "
+    if gone:
+        head = (f"{ranks_text(gone).capitalize()} returned, but {ranks_text(waiting)} still {verb(waiting, 'waits', 'wait')} "
                 f"in {' and '.join(sorted(ops))}: it would never end.")
-    elif len(waiting) == len(records) and ops == {"recv"}:
-        head = "Deadlock: every rank waits in recv, and nobody sends."
-    elif len(waiting) == len(records) and ops == {"send"}:
-        head = "Deadlock: every rank waits in send until the other side receives, and nobody receives."
+    elif ops == {"recv"}:
+        head = f"Deadlock: {ranks_text(waiting)} all wait in recv, and nobody sends."
+    elif ops == {"send"}:
+        head = f"Deadlock: {ranks_text(waiting)} all wait in send until the other side receives, and nobody receives."
     else:
-        head = "Deadlock: every rank waits for another one."
-    return "\n".join([head, *(f"  {line}" for line in lines), *(f"  rank {rank} has returned" for rank in returned)])
+        head = f"Deadlock: {ranks_text(waiting)} wait for each other."
+    lines = [waiting_text(call, len(records)) for call in waiting.values()] + [f"rank {rank} has returned" for rank in returned]
+    return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
 def waiting_text(call: Call, world_size: int) -> str:
@@ -166,17 +168,27 @@ def waiting_text(call: Call, world_size: int) -> str:
 
 
 def _can_complete(call, records):
+    """Have all partners of this waiting call made their side of it? Then it only takes time."""
+    return not _partners_not_there(call, records)
+
+
+def _partners_not_there(call, records) -> list[int]:
+    """The ranks whose side of this call is still missing."""
     if not call.point_to_point:
         sequences = collectives_by_group(records)[call.group]
-        index = next(i for i, other in enumerate(sequences[call.rank]) if other is call)
-        return all(len(calls) > index for calls in sequences.values())
+        index = _index(call, sequences[call.rank])
+        return [rank for rank, calls in sequences.items() if len(calls) <= index]
     if call.op == "recv" and call.peer is None:
-        return any(other.op == "send" and other.peer == call.rank and other.end is None
-                   for record in records for other in record.calls)
+        on_their_way = any(other.op == "send" and other.peer == call.rank and other.end is None
+                           for record in records for other in record.calls)
+        return [] if on_their_way else [rank for rank in call.ranks if rank != call.rank]
     sender, receiver = (call.rank, call.peer) if call.op == "send" else (call.peer, call.rank)
     if (call.group, receiver) in receives_from_any(records):
-        return True
+        return []
     sends, recvs = paired_calls(records)[call.group, sender, receiver, call.tag]
     ours, theirs = (sends, recvs) if call.op == "send" else (recvs, sends)
-    index = next(i for i, other in enumerate(ours) if other is call)
-    return len(theirs) > index
+    return [] if len(theirs) > _index(call, ours) else [call.peer]
+
+
+def _index(call, calls):
+    return next(i for i, other in enumerate(calls) if other is call)

@@ -1,6 +1,7 @@
 """`launch`: run a function on N real ranks and come back with results, a record of all communication, or a verdict."""
 import datetime
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,8 +19,13 @@ from utils.ranks.scratch import read_from, scratch_file, write_all
 from utils.ranks.verdicts import Ending, RankError, judge
 
 _QUIET_SECONDS = 1.0          # so long must nothing happen before we ask whether anything still can
-_FELLOW_SECONDS = 0.3         # so long we wait, after a failure, for the failures that came with it
+_FELLOW_SECONDS = 0.5         # so long we wait, after a failure, for the failures that came with it
 _LONGEST_OUTPUT = 20_000_000  # bytes that one rank may print
+_SHOWN_LINES = 200            # of one rank in a cell's output; the rest is in run.outputs
+_SHOWN_CHARACTERS = 20_000
+
+# what the C++ library prints when it aborts; the verdict says it better
+_LAST_WORDS = re.compile(r"terminate called after throwing an instance of 'gloo::\S+\n\s*what\(\):.*\n*")
 
 _one_at_a_time = threading.Lock()
 _banners_shown: set[str] = set()
@@ -52,7 +58,7 @@ def launch(fn, *args, world_size: int | None = None, timeout: float = 60, backen
     _check_arguments(fn, timeout)
     choice = choose_backend(0 if backend == "gloo" else count_gpus(), world_size, wish=backend)
     _show_once(choice.banner)
-    call = pickles.dumps((fn, args), f"The function {getattr(fn, '__name__', fn)!r} with its arguments")
+    call = _pack(fn, args)
     with _one_at_a_time:
         return _run(call, world_size, timeout, choice, live, echo, record, start_method)
 
@@ -63,6 +69,17 @@ def _check_arguments(fn, timeout):
         raise TypeError(f"launch runs a function on every rank, but was given {fn!r}.{hint}")
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
         raise ValueError(f"timeout is a number of seconds above 0, not {timeout!r}.")
+
+
+def _pack(fn, args) -> bytes:
+    """The function and its arguments as bytes; the error names the one that cannot be sent."""
+    try:
+        return pickles.dumps((fn, args), "The call")
+    except pickles.UnpicklableError:
+        for number, arg in enumerate(args, 1):
+            pickles.dumps(arg, f"Argument {number} of {getattr(fn, '__name__', fn)} ({type(arg).__name__})")
+        pickles.dumps(fn, f"The function {getattr(fn, '__name__', fn)}, or something it uses from the notebook,")
+        raise
 
 
 def _show_once(banner):
@@ -179,8 +196,11 @@ class _Watch:
 
 
 def _print_output(rank, text):
-    for line in text.splitlines():
+    lines = text[:_SHOWN_CHARACTERS].splitlines()
+    for line in lines[:_SHOWN_LINES]:
         print(f"[rank {rank}] {line}")
+    if len(text) > _SHOWN_CHARACTERS or len(lines) > _SHOWN_LINES:
+        print(f"[rank {rank}] … and more: run.outputs[{rank}] holds all {len(text):,} characters")
 
 
 def _conclude(watch, reason, begin, timeout, choice, echo):
@@ -189,7 +209,7 @@ def _conclude(watch, reason, begin, timeout, choice, echo):
     outputs = [watch.output(rank) for rank in range(len(watch.files))]
     if echo:
         for rank, text in enumerate(outputs):
-            _print_output(rank, text)
+            _print_output(rank, _LAST_WORDS.sub("", text))
     run = Run([None] * len(endings), outputs, time.monotonic() - begin, choice.backend, choice.devices, watch.records)
     if reason == "output":
         talker = max(range(len(outputs)), key=lambda rank: len(outputs[rank]))

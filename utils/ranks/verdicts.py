@@ -1,4 +1,5 @@
 """Turn the end of a failed run into one message: what went wrong first, where, and in whose line."""
+import linecache
 import re
 import signal
 from dataclasses import dataclass
@@ -83,26 +84,32 @@ def _others(endings, *culprits):
     return f"\nThe other {verb(others, 'rank', 'ranks')} ({', '.join(map(str, others))}) {verb(others, 'was', 'were')} ended." if others else ""
 
 
-def _raised(ending, endings):
-    rank, error = ending.rank, ending.error
+def _raised(first, endings):
+    """The first error; ranks that failed in the same way at the same line share one sentence."""
+    same = [ending.rank for ending in endings if ending.error and _signature(ending.error) == _signature(first.error)]
+    rank, error = min(same), next(ending.error for ending in endings if ending.rank == min(same))
+    who = ranks_text(same).capitalize()
     message = _CPP_TRACE.sub("", error["message"])[:_LONGEST_MESSAGE].rstrip()
     if error["unpicklable"]:
         text = message[:1].upper() + message[1:]
     elif error["exit_code"] is not None or error["type"] == "SystemExit":
         code = error["exit_code"]
-        text = (f"Rank {rank} called sys.exit({'' if code is None else repr(code)}). A rank ends by returning from its function; "
+        text = (f"{who} called sys.exit({'' if code is None else repr(code)}). A rank ends by returning from its function; "
                 "return a value instead.")
     elif _is_out_of_memory(error):
-        text = f"Rank {rank} ran out of memory: {message or error['type']}. Use fewer ranks, a smaller model or a smaller batch."
+        text = f"{who} ran out of memory: {message or error['type']}. Use fewer ranks, a smaller model or a smaller batch."
     else:
-        text = f"Rank {rank} raised {error['type']}" + (f": {message}" if message else "")
+        text = f"{who} raised {error['type']}" + (f": {message}" if message else "")
     lines = [f"  {place_text((filename, line, name))}, in {name}" + (f": {source}" if source else "")
              for filename, line, name, source in _with_source(error["frames"])]
-    return RankError("\n".join([text, *lines]) + _others(endings, rank), "exited" if error["exit_code"] is not None else "raised", rank)
+    return RankError("\n".join([text, *lines]) + _others(endings, *same), "exited" if error["exit_code"] is not None else "raised", rank)
+
+
+def _signature(error):
+    return error["type"], error["frames"][-1][:3] if error["frames"] else None
 
 
 def _with_source(frames):
-    import linecache
     for filename, line, name, source in frames:
         yield filename, line, name, source or linecache.getline(filename, line).strip()
 
