@@ -11,7 +11,9 @@ from .models import RECOMPUTATIONS
 ELEMENT_BYTES, MASK_BYTES = 2, 1
 
 
-def layer_activation_bytes(model, micro_batch, tensor=1, sequence_parallel=False, recomputation="none", context=1):
+def layer_activation_bytes(
+    model, micro_batch, tensor=1, sequence_parallel=False, recomputation="none", context=1
+):
     """Bytes that one layer keeps of one micro-batch on one rank.
 
     For GPT, table 2 of the paper, in units of sbh bytes:
@@ -32,8 +34,8 @@ def layer_activation_bytes(model, micro_batch, tensor=1, sequence_parallel=False
     if recomputation == "full":
         return ELEMENT_BYTES * tokens * model.hidden
 
-    replicated, split = _elements_per_token(model)
-    bytes_per_token = replicated / (t if sequence_parallel else 1) + split / t
+    replicated, split = _bytes_per_token(model, t)
+    bytes_per_token = replicated / (t if sequence_parallel else 1) + split
     core = 0
     if recomputation == "none":
         core = model.heads * model.sequence * tokens / t * _attention_core_bytes(model)
@@ -139,17 +141,18 @@ def check_tensor(model, tensor):
     return t
 
 
-def _elements_per_token(model):
-    """Bytes per token outside the attention core: (those that plain tensor parallelism replicates, the rest)."""
+def _bytes_per_token(model, tensor):
+    """Bytes per token outside the attention core: those that plain tensor parallelism replicates, and the rest."""
     h, mask = model.hidden, MASK_BYTES * model.gpt_style
     norms = 2 * h * ELEMENT_BYTES
     block_inputs = 2 * h * ELEMENT_BYTES
     dropout_masks = 2 * h * mask
     query_and_output = 2 * h * ELEMENT_BYTES
-    keys_and_values = 2 * model.kv_hidden * ELEMENT_BYTES
+    # A rank needs one whole key head even when there are fewer of them than ranks.
+    keys_and_values = 2 * ELEMENT_BYTES * max(model.kv_hidden, tensor * h // model.heads)
     # A plain MLP keeps the activation function's input and output; a gated one both halves and the product.
     mlp = model.mlp_matrices * model.ffn * ELEMENT_BYTES * model.experts_per_token
-    return norms + block_inputs + dropout_masks, query_and_output + keys_and_values + mlp
+    return norms + block_inputs + dropout_masks, (query_and_output + keys_and_values + mlp) / tensor
 
 
 def _attention_core_bytes(model):

@@ -86,9 +86,7 @@ def resnet18_saved_bytes(batch=1, image_size=224):
     norm_inputs = sum(layer.output_elements for layer in convolutions)
     stem, *rest = convolutions
     relu_outputs = stem.output_elements + sum(layer.output_elements for layer in rest if layer.relu)
-    block_outputs = sum(
-        2 * width * (image_size // 4 // 2**i) ** 2 for i, width in enumerate(WIDTHS)
-    )
+    block_outputs = sum(2 * width * (image_size // 4 // 2**i) ** 2 for i, width in enumerate(WIDTHS))
     pooled = stem.output_elements // 4
     elements = stem.input_elements + norm_inputs + relu_outputs + pooled + block_outputs + WIDTHS[-1]
     return whole_number("batch", batch) * (4 * elements + 8 * pooled)
