@@ -21,6 +21,8 @@ LAB = lab_notebook(solution(), OUTPUTS, "01_tiny")
 STUB = {cell.id: cell.source for cell in LAB.cells}
 MY_ADD = "# === q1: answer (keep this line) ===\ndef add(left, right):\n    return sum((left, right))"
 
+ANCHORED_COMMENT = "# === q1: answer (keep this line) ===\n# I do not know"
+
 
 def submitted(change=lambda notebook: None, base=LAB) -> bytes:
     notebook = copy.deepcopy(base)
@@ -190,9 +192,7 @@ def test_a_leftover_stub_line_is_pointed_out():
 
 
 def test_comments_alone_are_a_blank_answer():
-    _, report = graft(
-        LAB, submitted(answering("q1-answer", "# === q1: answer (keep this line) ===\n# I do not know"))
-    )
+    _, report = graft(LAB, submitted(answering("q1-answer", ANCHORED_COMMENT)))
     assert (report.status, report.answers["q1-answer"].state) == ("blank", "blank")
 
 

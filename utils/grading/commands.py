@@ -105,3 +105,26 @@ def find_solutions(root: Path, labs: list[str]) -> list[Path]:
     if missing:
         raise GradingError(f"there is no solution for {missing[0]!r}. There are: {', '.join(known)}.")
     return [known[Path(lab).name.removesuffix(".ipynb")] for lab in labs] or list(known.values())
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``course check`` to ``parser``."""
+    parser.add_argument("lab", help="the notebook you work in, for example labs/01_all_reduce.ipynb (saved)")
+    parser.add_argument(
+        "--against", metavar="LAB", help="a released lab to put the answers into before running"
+    )
+    parser.add_argument("--root", default=".", help="the course's folder (default: the current one)")
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Run ``course check``; return 0 if every question passes, 1 if one does not, 2 if the file is not a lab."""
+    from utils.grading.check import check_lab, report_text
+    from utils.grading.errors import GradingError
+
+    try:
+        results = check_lab(args.lab, against=args.against, root=args.root)
+    except GradingError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    print(report_text(results))
+    return 0 if all(result.state == "passed" for result in results) else 1

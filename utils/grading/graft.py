@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from nbformat import NotebookNode, v4
 
-from utils.grading.notebook import anchored_id, is_answer, is_check
+from utils.grading.notebook import anchored_id, is_answer, is_check, plain
 from utils.grading.submission import Cell, Submission, parse
 
 NBVAL_MARKERS = frozenset(
@@ -154,7 +154,7 @@ class _Sorted:
 def _answer(stub: NotebookNode, parts: list[Cell]) -> tuple[Answer, list[str]]:
     """Return the answer made of ``parts`` and the sources of the cells to run for it."""
     sources = list(dict.fromkeys(neutralise(part.source) for part in parts))
-    written = [source for source in sources if _has_code(source) and _plain(source) != _plain(stub.source)]
+    written = [source for source in sources if _has_code(source) and plain(source) != plain(stub.source)]
     if not parts:
         return Answer("missing", ""), []
     if not written:
@@ -169,16 +169,12 @@ def _answer(stub: NotebookNode, parts: list[Cell]) -> tuple[Answer, list[str]]:
     return Answer("answered", text, notes), written
 
 
-def _plain(source: str) -> str:
-    return "\n".join(line.rstrip() for line in source.strip().splitlines())
-
-
 def _has_code(source: str) -> bool:
     return any(line.strip() and not line.lstrip().startswith("#") for line in source.splitlines())
 
 
 def _text_key(kind: str, source: str) -> tuple[str, str]:
-    return kind, _plain(source)
+    return kind, plain(source)
 
 
 def _extra_cell(previous: str, number: int, source: str) -> NotebookNode:
@@ -207,7 +203,7 @@ def _report(
             flags.add("missing_answer")
             notes.append(f"{name}: this cell is not in the notebook.")
     for name, copies in sorted_out.checks.items():
-        if any(_plain(text) != _plain(sources[name]) for text in copies):
+        if any(plain(text) != plain(sources[name]) for text in copies):
             flags.add("edited_check")
     if any(sorted_out.extras.values()):
         flags.add("extra_cells")

@@ -23,6 +23,7 @@ from nbformat import v4
 from utils.grading.notebook import text_of
 from utils.grading.questions import TIMEOUT_SECONDS
 
+RUNNING_VARIABLE = "COURSE_RUNNING"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -41,8 +42,9 @@ class CellRun:
 def environment(folder: Path, root: Path) -> dict[str, str]:
     """Return the environment for a kernel that works in ``folder`` with the course's ``utils`` from ``root``.
 
-    Settings of the person who runs it (IPython start-up files, matplotlib styles, a ``conftest``) stay outside.
-    ``PYTEST_CURRENT_TEST`` goes too: ipykernel shows no output of child processes while it is set.
+    Settings of the person who runs it (IPython start-up files, matplotlib styles) stay outside.  So does
+    ``PYTEST_CURRENT_TEST``: ipykernel shows no output of child processes while it is set.  ``COURSE_RUNNING`` tells
+    the notebook's code that it is run for a release, a check or a grade.
     """
     path = [str(root), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     home = {
@@ -53,6 +55,7 @@ def environment(folder: Path, root: Path) -> dict[str, str]:
         "PYTHONNOUSERSITE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
+        RUNNING_VARIABLE: "1",
     }
     return (
         {k: v for k, v in os.environ.items() if k not in ("PYTEST_CURRENT_TEST", "PYTHONSTARTUP")}

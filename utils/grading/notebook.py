@@ -111,6 +111,11 @@ def anchored_id(source: str) -> str | None:
     return None
 
 
+def plain(source: str) -> str:
+    """Return the text of a cell without what does not count when two are compared: blanks at the ends of lines."""
+    return "\n".join(line.rstrip() for line in source.strip().splitlines())
+
+
 def text_of(outputs: list, stream: str) -> str:
     """Return what a cell's ``outputs`` hold for one stream (``"stdout"`` or ``"stderr"``)."""
     return "".join(out.text for out in outputs if out.output_type == "stream" and out.name == stream)

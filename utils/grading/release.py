@@ -22,6 +22,7 @@ from utils.grading.notebook import (
     grade_id,
     is_answer,
     is_check,
+    plain,
     read,
     text_of,
     write,
@@ -189,6 +190,7 @@ def _answer_cell(cell: NotebookNode) -> NotebookNode:
     cell.outputs, cell.execution_count = [], None
     cell.metadata["nbgrader"] = _nbgrader(cell, grade=False, solution=True, locked=False)
     cell.metadata["tags"] = _tags(cell, "answer", "nbval-ignore-output")
+    cell.metadata["course"] = {**cell.metadata.get("course", {}), "blank": digest(plain(cell.source))}
     cell.metadata["deletable"] = False
     return cell
 
