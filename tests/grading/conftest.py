@@ -1,7 +1,6 @@
-"""Every test of this folder leaves no temporary folder and no process behind."""
+"""Every test of this folder leaves no temporary file and no process behind."""
 
 import tempfile
-from pathlib import Path
 
 import psutil
 import pytest
@@ -9,18 +8,15 @@ import pytest
 from .course_fixture import write_course
 
 
-def _folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("course-*"))
-
-
 @pytest.fixture(autouse=True)
-def nothing_left_behind():
-    folders, children = _folders(), set(psutil.Process().children(recursive=True))
+def nothing_left_behind(tmp_path_factory, monkeypatch):
+    folder, children = tmp_path_factory.mktemp("temporary"), set(psutil.Process().children(recursive=True))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield
     left = set(psutil.Process().children(recursive=True)) - children
     _, alive = psutil.wait_procs(left, timeout=3)
     assert not alive, f"processes left behind: {alive}"
-    assert _folders() <= folders
+    assert not list(folder.iterdir())
 
 
 @pytest.fixture

@@ -13,9 +13,11 @@ from nbformat import NotebookNode
 from utils.grading import nbval_guard, processes
 from utils.grading.kernel import environment
 from utils.grading.notebook import dumps
+from utils.grading.sandbox import Sandbox
 
 CELL_TIMEOUT_SECONDS = 60.0
 TOTAL_TIMEOUT_SECONDS = 600.0
+NO_SANDBOX = Sandbox()
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ def run_nbval(
     lab: NotebookNode,
     root: str | Path,
     *,
+    sandbox: Sandbox = NO_SANDBOX,
     cell_timeout: float = CELL_TIMEOUT_SECONDS,
     total_timeout: float = TOTAL_TIMEOUT_SECONDS,
 ) -> NbvalRun:
@@ -58,6 +61,7 @@ def run_nbval(
     Arguments:
         lab: a grafted lab.
         root: the course's folder, whose ``utils`` the lab imports.
+        sandbox: the walls around it.
         cell_timeout: seconds for a cell that names no limit of its own.
         total_timeout: seconds after which everything is ended.
     """
@@ -71,7 +75,8 @@ def run_nbval(
         }
         env.pop("PYTEST_ADDOPTS", None)
         env.pop("PYTEST_PLUGINS", None)
-        command = [sys.executable, nbval_guard.__file__, "{report_fd}", str(cell_timeout), "lab.ipynb"]
+        guard = [sys.executable, nbval_guard.__file__, "{report_fd}", str(cell_timeout), "lab.ipynb"]
+        command = sandbox.wrap(guard, folder)
         finished = processes.run(command, env=env, folder=folder, timeout_seconds=total_timeout)
     cells, left_behind = _read_report(finished.report)
     wanted = {cell.id for cell in lab.cells if cell.cell_type == "code"}

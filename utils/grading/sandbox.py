@@ -1,0 +1,74 @@
+"""Which walls stand between a student's code and this machine, and how a command is put behind them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.grading import box
+from utils.grading.errors import GradingError
+
+MEMORY_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """``level`` is ``"userns"`` (the box of :mod:`utils.grading.box`), ``"container"`` or ``"none"``.
+
+    ``hide`` are the folders that are empty in the box, ``keep`` what stays visible inside them.
+    """
+
+    level: str = "none"
+    hide: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    memory_bytes: int = MEMORY_BYTES
+
+    def wrap(self, command: list[str], folder: Path) -> list[str]:
+        """Return ``command`` so that it runs behind the walls, with ``folder`` as its work folder."""
+        if self.level != "userns":
+            return box.limits_only(self.memory_bytes, command) if os.name == "posix" else command
+        description = box.spec(str(folder), hide=list(self.hide), keep=list(self.keep), memory_bytes=self.memory_bytes)
+        return box.command(description, command)
+
+
+def choose(wish: str, root: Path, *, hide: Iterable[Path] = (), memory_bytes: int = MEMORY_BYTES,
+           at_own_risk: bool = False) -> tuple[Sandbox, str]:
+    """Return the sandbox to use and a sentence about what it does not stop (``""`` if there is nothing to say).
+
+    Arguments:
+        wish: ``"auto"``, ``"userns"``, ``"container"`` (this process runs inside one) or ``"none"``.
+        root: the course's folder: inside, only its ``utils`` can be seen.
+        hide: more folders that must not be seen: submissions, results.
+        memory_bytes: address space of each process.
+        at_own_risk: allow root without walls.
+
+    Raises ``GradingError`` if the wish cannot be granted, or if root would run students' code without walls.
+    """
+    reason = ""
+    level = wish
+    if wish in ("auto", "userns"):
+        level, reason = box.level()
+        if wish == "userns" and level != "userns":
+            raise GradingError(f"the box does not work here: {reason}. Use --sandbox container inside a container, or "
+                               "--sandbox none after reading docs/grading.md.")
+    if level == "none" and hasattr(os, "geteuid") and os.geteuid() == 0 and not at_own_risk:
+        raise GradingError("students' code would run as root without a box"
+                           f"{f' ({reason})' if reason else ''}. Run as an ordinary user, in a container with "
+                           "--sandbox container, or add --i-know if nothing on this machine is worth protecting.")
+    hidden = (Path.home(), root, Path(tempfile.gettempdir()), *hide)
+    keep = (Path(sys.prefix), Path(sys.base_prefix), root / "utils", Path(__file__).parent)
+    sandbox = Sandbox(level, tuple(str(p.resolve()) for p in hidden), tuple(str(p.resolve()) for p in keep), memory_bytes)
+    return sandbox, _warning(level, reason)
+
+
+def _warning(level: str, reason: str) -> str:
+    if level == "userns":
+        return ""
+    if level == "container":
+        return "sandbox container: the walls are those of the container; solutions/ must not be inside it."
+    return (f"sandbox none{f' ({reason})' if reason else ''}: a student's code can read this account's files, among them "
+            "solutions/, use the network and end processes. Read suspicious_api flags before trusting a score.")
