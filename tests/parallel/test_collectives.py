@@ -1,4 +1,6 @@
-"""Every all-reduce by hand: the right sum, equal replicas where promised, and exactly the elements that theory counts."""
+"""Every all-reduce by hand: the right sum, equal replicas where promised, and exactly the elements that
+theory counts."""
+
 import numpy as np
 import pytest
 import torch
@@ -32,7 +34,8 @@ def contribution(rank, length, dtype=torch.float64):
 
 
 def reduce_all(names, lengths, dtype):
-    """On each rank: {(name, length): (result as an array, was the given tensor returned)}, and how many calls each took."""
+    """On each rank: {(name, length): (result as an array, was the given tensor returned)}, and how many calls
+    each took."""
     results, calls = {}, []
     for name in names:
         for length in lengths:
@@ -69,14 +72,24 @@ def test_sums_counts_and_replicas(world_size):
         replicas = [results[name, length][0] for results, _ in run.results]
         expected = sum(contribution(rank, length) for rank in range(world_size)).numpy()
         for rank, replica in enumerate(replicas):
-            np.testing.assert_allclose(replica, expected, atol=1e-5, err_msg=f"{name}, {length} elements, rank {rank}")
+            np.testing.assert_allclose(
+                replica, expected, atol=1e-5, err_msg=f"{name}, {length} elements, rank {rank}"
+            )
         if name != "unchunked_ring":
-            assert len({replica.tobytes() for replica in replicas}) == 1, f"{name}: replicas of {length} elements differ"
-        assert all(results[name, length][1] for results, _ in run.results), f"{name} returns the tensor it was given"
+            assert len({replica.tobytes() for replica in replicas}) == 1, (
+                f"{name}: replicas of {length} elements differ"
+            )
+        assert all(results[name, length][1] for results, _ in run.results), (
+            f"{name} returns the tensor it was given"
+        )
         counted = [sum(sends[rank][number]) for rank in range(world_size)]
-        assert counted == all_reduce_elements_sent(name, length, world_size).tolist(), f"{name}, {length} elements"
+        assert counted == all_reduce_elements_sent(name, length, world_size).tolist(), (
+            f"{name}, {length} elements"
+        )
         if name not in WHOLE_TENSOR_SEQUENTIAL and world_size in (1, 2, 4, 8):
-            messages = {len(sends[rank][number]) for rank in range(world_size)} - ({1} if name == "gather_broadcast" else set())
+            messages = {len(sends[rank][number]) for rank in range(world_size)} - (
+                {1} if name == "gather_broadcast" else set()
+            )
             assert messages == {all_reduce_steps(name, world_size)}, f"{name}: one message per step"
 
 
@@ -162,5 +175,7 @@ def test_parameters_can_be_reduced():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_refuses_what_is_not_contiguous(name):
-    with pytest.raises(RankError, match=r"not contiguous \(shape \(4, 2\), strides \(4, 1\)\).*tensor.contiguous\(\)"):
+    with pytest.raises(
+        RankError, match=r"not contiguous \(shape \(4, 2\), strides \(4, 1\)\).*tensor.contiguous\(\)"
+    ):
         launch(lambda: ALGORITHMS[name](torch.ones(4, 4)[:, :2]), world_size=2)

@@ -1,19 +1,21 @@
 """All-reduce by hand: real ranks, plain sends and receives, one function per algorithm.
 
-Every function has the signature `(tensor, group=None)` and works in place, as `dist.all_reduce` does: all ranks of the
-group call it with a contiguous tensor of the same shape and dtype, and it returns the part of that tensor which is
-complete afterwards (the whole of it, except for `ring_reduce_scatter`). A tensor that is not contiguous is refused with
-a ValueError. What each algorithm sends, as a number: :mod:`utils.theory.collectives`, under the same names.
+Every function has the signature `(tensor, group=None)` and works in place, as `dist.all_reduce` does: all
+ranks of the group call it with a contiguous tensor of the same shape and dtype, and it returns the part of
+that tensor which is complete afterwards (the whole of it, except for `ring_reduce_scatter`). A tensor that is
+not contiguous is refused with a ValueError. What each algorithm sends, as a number:
+:mod:`utils.theory.collectives`, under the same names.
 
-Chunks are those of `torch.tensor_split`, so any length goes: the first chunks are one element longer when N does not
-divide it, and empty when there are fewer elements than ranks.
+Chunks are those of `torch.tensor_split`, so any length goes: the first chunks are one element longer when N
+does not divide it, and empty when there are fewer elements than ranks.
 """
+
 import torch
 import torch.distributed as dist
 
 
 def ring_reduce_scatter(tensor, group=None):
-    """Pass partial sums round the ring: rank r ends with the complete sum of chunk (r + 1) mod N, and returns it.
+    """Pass partial sums round the ring: rank r ends with, and returns, the sum of chunk (r + 1) mod N.
 
     N − 1 steps, Ψ(N−1)/N elements sent per rank. The other chunks of `tensor` hold partial sums afterwards.
     """
@@ -28,7 +30,7 @@ def ring_reduce_scatter(tensor, group=None):
 
 
 def ring_all_gather(tensor, group=None):
-    """Pass finished chunks round the ring: rank r starts with chunk (r + 1) mod N in place and ends with all of them.
+    """Pass finished chunks round the ring: rank r starts with chunk (r + 1) mod N and ends with all.
 
     N − 1 steps, Ψ(N−1)/N elements sent per rank. Starts where `ring_reduce_scatter` stopped.
     """
@@ -41,17 +43,18 @@ def ring_all_gather(tensor, group=None):
 
 
 def ring_all_reduce(tensor, group=None):
-    """Sum over the ranks in 2(N−1) steps; each rank sends 2Ψ(N−1)/N, the least possible (Patarasu and Yuan 2009).
+    """Sum over the ranks in 2(N−1) steps, reduce-scatter and then all-gather; each rank sends 2Ψ(N−1)/N.
 
-    All replicas are bitwise equal: every chunk is summed once, at its owner, and then copied.
+    No algorithm sends less (Patarasu and Yuan 2009). All replicas are bitwise equal: every chunk is summed once, at its owner, and then copied.
     """
     ring_reduce_scatter(tensor, group)
     return ring_all_gather(tensor, group)
 
 
 def unchunked_ring_all_reduce(tensor, group=None):
-    """Whole tensors travel round the ring and each rank adds what passes by: (N−1)Ψ per rank, N/2 times too much.
+    """Whole tensors travel round the ring and each rank adds what passes by: (N−1)Ψ sent per rank.
 
+       That is N/2 times what the chunked ring sends.
     Every rank adds in another order, so that replicas of floats differ in their last bits.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -124,10 +127,11 @@ def tree_all_reduce(tensor, group=None):
 
 
 def recursive_halving_doubling_all_reduce(tensor, group=None):
-    """Reduce-scatter by halves with ever nearer partners, then all-gather by doubling: 2 log₂N steps, 2Ψ(N−1)/N sent.
+    """Reduce-scatter by halves with ever nearer partners, then all-gather by doubling: 2 log₂N steps.
 
-    Over a world that is no power of two, the surplus ranks first hand everything to a neighbour and get the result
-    back at the end: two steps and Ψ more (Thakur, Rabenseifner and Gropp 2005). Replicas are bitwise equal.
+    Each rank sends 2Ψ(N−1)/N, like the ring. Over a world that is no power of two, the surplus ranks first hand everything to a neighbour and get the
+    result back at the end: two steps and Ψ more (Thakur, Rabenseifner and Gropp 2005). Replicas are bitwise
+    equal.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     total = _flat(tensor)
@@ -156,7 +160,7 @@ def _halve_and_double(total, ranks, position, group):
         """The chunks from the multiple of `width` at or below `member` on, as one view."""
         first = member // width * width
         start = sum(len(chunk) for chunk in chunks[:first])
-        return total[start:start + sum(len(chunk) for chunk in chunks[first:first + width])]
+        return total[start : start + sum(len(chunk) for chunk in chunks[first : first + width])]
 
     for distance in reversed(distances):
         partner = position ^ distance
@@ -183,16 +187,19 @@ ALGORITHMS = {
 def _exchange(send, to_rank, receive, from_rank, group):
     """Send one tensor and receive another at the same time; ranks are counted within the group.
 
-    Both are under way before either is waited for: if everybody sent first and received then, nobody would go on.
+    Both are under way before either is waited for. If all ranks waited for their send first, none would go on.
     """
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, send, group=group, group_peer=to_rank),
-                                        dist.P2POp(dist.irecv, receive, group=group, group_peer=from_rank)]):
+    sending = dist.P2POp(dist.isend, send, group=group, group_peer=to_rank)
+    receiving = dist.P2POp(dist.irecv, receive, group=group, group_peer=from_rank)
+    for work in dist.batch_isend_irecv([sending, receiving]):
         work.wait()
 
 
 def _flat(tensor):
     """A one-dimensional view of `tensor`: what is written there is written to the tensor."""
     if not tensor.is_contiguous():
-        raise ValueError(f"The tensor is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()}), so its chunks are no "
-                         "stretches of memory. Pass tensor.contiguous() and copy the result back.")
+        raise ValueError(
+            f"The tensor is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()}), so its "
+            "chunks are no stretches of memory. Pass tensor.contiguous() and copy the result back."
+        )
     return tensor.detach().view(-1)
