@@ -1,0 +1,116 @@
+# The course's commands; `make` alone lists them. GNU make 3.81 or later (the one macOS has) will do.
+#
+#   make lab VENV=            use the Python that is active (conda, Colab, your own environment), make no .venv
+#   make lab PYTHON=python3.12    make .venv with this Python
+#   make lab LAB_ARGS="--no-browser --port 9000"    options for JupyterLab
+#   make lab PIP_ARGS="--index-url ADDRESS"         options for pip
+#
+# A torch that is installed already is kept. To begin anew, delete .venv.
+
+VENV = .venv
+LAB_ARGS =
+PIP_ARGS =
+WORKERS = 2
+
+# The first Python that is new enough. A name can exist and not run (pyenv has such), so each one is tried.
+PYTHON = $(shell for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$name && break; done)
+
+ifneq ($(strip $(VENV)),)
+PY = $(VENV)/bin/python
+READY_LAB = $(VENV)/.ready-lab
+READY_TEST = $(VENV)/.ready-test
+else
+PY = $(PYTHON)
+READY_LAB = install-lab
+READY_TEST = install-test
+PIP_ARGS += --quiet
+endif
+
+# Notebooks are run without the settings of the person who runs them, and matplotlib's fonts are listed beforehand.
+CLEAN_SETTINGS = MPLCONFIGDIR="$(CURDIR)/build/matplotlib" IPYTHONDIR="$(CURDIR)/build/ipython"
+AS_ROOT = $(shell test "$$(id -u)" = 0 && echo --allow-root)
+RUN_NOTEBOOKS = $(CLEAN_SETTINGS) $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout 120
+
+.PHONY: help lab test test-fast test-unit test-labs test-notebooks lint bench release notebooks clean
+.PHONY: install-lab install-test
+.NOTPARALLEL:
+
+help:
+	@echo "Commands of the course:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
+
+lab: $(READY_LAB)  ## open the course in JupyterLab (installs it first)
+	@$(PY) -m jupyterlab $(AS_ROOT) --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb $(LAB_ARGS)
+
+test: test-unit test-labs test-notebooks  ## run every test: code, labs and wrong answers, notebooks
+	@echo "All tests passed."
+
+test-fast: $(READY_TEST)  ## run the code's tests but for the slow ones
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not soak"
+
+test-unit: $(READY_TEST)  ## run the code's tests
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile
+
+test-labs: $(READY_TEST)  ## compare labs with solutions; known wrong answers must be rejected
+	$(PY) -m utils.cli release --check --stored --self-check
+
+test-notebooks: $(READY_TEST)  ## run the notebooks and compare their outputs with the stored ones
+	@$(CLEAN_SETTINGS) $(PY) -c "import matplotlib.pyplot"
+	$(RUN_NOTEBOOKS) -n $(WORKERS) --dist loadfile lessons solutions
+
+lint: $(READY_TEST)  ## look for mistakes and style in the code
+	$(PY) -m ruff check
+
+bench: $(READY_TEST)  ## measure: prints every benchmark's figures
+	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+
+release: $(READY_TEST)  ## write labs/ from solutions/
+	$(PY) -m utils.cli release
+
+notebooks: $(READY_TEST)  ## run lessons/ and solutions/ and store their outputs
+	@$(CLEAN_SETTINGS) $(PY) -c "import matplotlib.pyplot"
+	$(CLEAN_SETTINGS) $(PY) -m utils.notebooks execute lessons/*.ipynb solutions/*.ipynb
+
+clean:  ## remove what tests and builds left (keeps .venv)
+	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name .venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
+
+$(READY_LAB): EXTRAS =
+$(READY_TEST): EXTRAS = [dev,grading]
+
+ifneq ($(strip $(VENV)),)
+$(READY_LAB) $(READY_TEST): pyproject.toml constraints.txt
+	$(make_venv)
+	$(install)
+	@touch $@
+else
+install-lab install-test:
+	$(install)
+endif
+
+define make_venv
+@if ! $(PY) -m pip --version >/dev/null 2>&1; then \
+	if test -z "$(PYTHON)"; then \
+		echo "The course needs Python 3.10 or newer, and there is none on the PATH. Install one, or name it:" \
+			"make lab PYTHON=/path/to/python3"; exit 1; fi; \
+	if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then \
+		echo "The course needs Python 3.10 or newer; $(PYTHON) is not one."; exit 1; fi; \
+	if ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then \
+		echo "$(PYTHON) cannot make virtual environments: its venv or ensurepip module is missing." \
+			"On Debian and Ubuntu: sudo apt install python3-venv. Then run make again."; exit 1; fi; \
+	echo "Making $(VENV) with $$($(PYTHON) --version)"; \
+	$(PYTHON) -m venv $(VENV); fi
+endef
+
+# pip is held to constraints.txt, except that a torch which is installed already stays.
+define install
+@mkdir -p build
+@if torch=$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null); \
+	then sed "s/^torch==.*/torch==$$torch/" constraints.txt; else cat constraints.txt; fi >build/constraints.txt
+@echo "Installing the course (the first time this takes a minute or more)"
+@$(PY) -m pip install $(PIP_ARGS) --editable ".$(EXTRAS)" --constraint build/constraints.txt || { \
+	echo "The installation failed; pip's reason stands above. If it found no torch for $$($(PY) --version)," \
+		"try another one: make lab PYTHON=python3.12 (delete $(or $(VENV),the environment) first)." \
+		"If it names the torch that is installed here: the course did not touch it; use an environment of its own."; exit 1; }
+endef
