@@ -45,7 +45,8 @@ def ring_all_gather(tensor, group=None):
 def ring_all_reduce(tensor, group=None):
     """Sum over the ranks in 2(N−1) steps, reduce-scatter and then all-gather; each rank sends 2Ψ(N−1)/N.
 
-    No algorithm sends less (Patarasu and Yuan 2009). All replicas are bitwise equal: every chunk is summed once, at its owner, and then copied.
+    No algorithm sends less (Patarasu and Yuan 2009). All replicas are bitwise equal: every chunk is summed
+    once, at its owner, and then copied.
     """
     ring_reduce_scatter(tensor, group)
     return ring_all_gather(tensor, group)
@@ -129,9 +130,9 @@ def tree_all_reduce(tensor, group=None):
 def recursive_halving_doubling_all_reduce(tensor, group=None):
     """Reduce-scatter by halves with ever nearer partners, then all-gather by doubling: 2 log₂N steps.
 
-    Each rank sends 2Ψ(N−1)/N, like the ring. Over a world that is no power of two, the surplus ranks first hand everything to a neighbour and get the
-    result back at the end: two steps and Ψ more (Thakur, Rabenseifner and Gropp 2005). Replicas are bitwise
-    equal.
+    Each rank sends 2Ψ(N−1)/N, like the ring. Over a world that is no power of two, the surplus ranks first
+    hand everything to a neighbour and get the result back at the end: two steps and Ψ more (Thakur,
+    Rabenseifner and Gropp 2005). Replicas are bitwise equal.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     total = _flat(tensor)
@@ -187,7 +188,8 @@ ALGORITHMS = {
 def _exchange(send, to_rank, receive, from_rank, group):
     """Send one tensor and receive another at the same time; ranks are counted within the group.
 
-    Both are under way before either is waited for. If all ranks waited for their send first, none would go on.
+    Both are under way before either is waited for. If all ranks waited for their send first, none would go
+    on.
     """
     sending = dist.P2POp(dist.isend, send, group=group, group_peer=to_rank)
     receiving = dist.P2POp(dist.irecv, receive, group=group, group_peer=from_rank)

@@ -86,8 +86,9 @@ def average_gradients_in_buckets(
 def make_buckets(parameters, bucket_bytes=BUCKET_BYTES):
     """Cut `parameters` into lists of at most `bucket_bytes` bytes, in reverse order.
 
-    Backward runs through the layers in about this order. A bucket is closed when it would grow beyond `bucket_bytes` or when the dtype or device changes; a
-    parameter that is larger than a bucket has one of its own.
+    Backward runs through the layers in about this order. A bucket is closed when it would grow beyond
+    `bucket_bytes` or when the dtype or device changes; a parameter that is larger than a bucket has one of
+    its own.
     """
     buckets, filled = [], 0
     for parameter in reversed(list(parameters)):
