@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def run_nbval(
         }
         env.pop("PYTEST_ADDOPTS", None)
         env.pop("PYTEST_PLUGINS", None)
-        guard = [sys.executable, nbval_guard.__file__, "{report_fd}", str(cell_timeout), "lab.ipynb"]
+        guard = [sys.executable, os.path.realpath(nbval_guard.__file__), "{report_fd}", str(cell_timeout), "lab.ipynb"]
         command = sandbox.wrap(guard, folder)
         finished = processes.run(command, env=env, folder=folder, timeout_seconds=total_timeout)
     cells, left_behind = _read_report(finished.report)

@@ -1,0 +1,194 @@
+"""Find the submissions in what a course platform gives: folders, trees, bulk downloads, zip files."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import stat
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.grading.errors import GradingError
+from utils.grading.notebook import digest
+from utils.grading.submission import LARGEST_BYTES
+
+_CANVAS = re.compile(r"(?P<who>[^_]+)_(?P<late>LATE_)?\d+_\d+_(?P<file>.+)")
+_MOODLE = re.compile(r"(?P<who>.+?_\d+)_assignsubmission_file(_.*)?")
+_COPY = re.compile(r"( ?\(\d+\)|-\d+)$")
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ZIP_BYTES, ZIP_RATIO = 500_000_000, 200
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One student's file: where it came from, its bytes, when it was written, and older files of the same student."""
+
+    student: str
+    source: str
+    data: bytes
+    modified: float
+    flags: tuple[str, ...] = ()
+    superseded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _File:
+    parts: tuple[str, ...]
+    data: bytes
+    modified: float
+    flags: tuple[str, ...] = ()
+
+
+def collect(place: str | Path, lab: str) -> list[Submitted]:
+    """Return the newest submission of each student, sorted by student.
+
+    Arguments:
+        place: a folder (notebooks, one folder per student, an nbgrader tree, a Canvas, Moodle or Gradescope download) or
+            a zip file of one.
+        lab: the lab's name, to tell it from the student's in a file name.
+
+    Raises ``GradingError`` if ``place`` does not exist or holds no notebook.
+    """
+    place = Path(place)
+    if place.is_dir():
+        files = list(_files_of_folder(place))
+    elif zipfile.is_zipfile(place):
+        files = list(_files_of_zip(place))
+    else:
+        raise GradingError(f"{place}: neither a folder nor a zip file. Give the folder that holds the submissions.")
+    by_student: dict[str, list[_File]] = {}
+    for file in files:
+        by_student.setdefault(student_of(file.parts, lab), []).append(file)
+    if not by_student:
+        raise GradingError(f"{place}: no notebook (.ipynb) in it. Give the folder that holds the submissions.")
+    return [_newest(student, found) for student, found in sorted(by_student.items())]
+
+
+def student_of(parts: tuple[str, ...], lab: str) -> str:
+    """Return the student's id from the path of a notebook, as the course platforms write it.
+
+    >>> student_of(("alice.ipynb",), "01_lab"), student_of(("submitted", "bob", "01_lab", "01_lab.ipynb"), "01_lab")
+    ('alice', 'bob')
+    >>> student_of(("doejane_LATE_123_456_01_lab-2.ipynb",), "01_lab")
+    'doejane'
+    >>> student_of(("Jane Doe_987_assignsubmission_file_", "01_lab.ipynb"), "01_lab")
+    'Jane-Doe_987'
+    """
+    folders = [part for part in parts[:-1] if part not in ("submitted", lab)]
+    stem = parts[-1].removesuffix(".ipynb")
+    for text in (*folders, stem):
+        if match := _MOODLE.fullmatch(text) or _CANVAS.fullmatch(text):
+            return safe_id(match["who"])
+    if folders:
+        return safe_id(folders[-1] if folders[0].startswith("assignment_") else folders[0])
+    plain = _COPY.sub("", stem)
+    for rest in (plain.removesuffix(lab), plain.removeprefix(lab)):
+        if rest != plain and rest.strip("_- "):
+            return safe_id(rest.strip("_- "))
+    return safe_id(plain if plain != lab else stem)
+
+
+def safe_id(text: str) -> str:
+    """Return ``text`` if it is a plain id, else a plain id made from it that stays different from others.
+
+    >>> safe_id("a-b.c"), safe_id("../x")[:6] != "../x", safe_id("Jane Doe")
+    ('a-b.c', True, 'Jane-Doe')
+    """
+    if _SAFE.fullmatch(text):
+        return text
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:48]
+    if slug and text.replace(" ", "-") == slug:
+        return slug
+    return f"{slug or 'student'}-{digest(text, 6)}"
+
+
+def read_roster(path: str | Path) -> list[str]:
+    """Return the ids in a roster: the column ``student_id``, or else the first one, of a CSV file.
+
+    Raises ``GradingError`` if the file is missing or empty.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if row and row[0].strip()]
+    except OSError as error:
+        raise GradingError(f"{path}: {error.strerror}. Give a CSV file with a column student_id.") from None
+    if not rows:
+        raise GradingError(f"{path}: the roster is empty. It has one student id a line.")
+    header = [name.strip().lower() for name in rows[0]]
+    column = header.index("student_id") if "student_id" in header else 0
+    skip = 1 if header[column] in ("student_id", "id", "student") else 0
+    return [safe_id(row[column].strip()) for row in rows[skip:] if len(row) > column]
+
+
+def _newest(student: str, files: list[_File]) -> Submitted:
+    ordered = sorted(files, key=lambda file: (file.modified, _copy_number(file.parts[-1]), file.parts))
+    last = ordered[-1]
+    return Submitted(student, "/".join(last.parts), last.data, last.modified, last.flags,
+                     tuple("/".join(file.parts) for file in ordered[:-1]))
+
+
+def _copy_number(name: str) -> int:
+    match = _COPY.search(name.removesuffix(".ipynb"))
+    return int(re.sub(r"\D", "", match[0])) if match else 0
+
+
+def _wanted(parts: tuple[str, ...]) -> bool:
+    return parts[-1].endswith(".ipynb") and not any(part.startswith((".", "__MACOSX")) for part in parts)
+
+
+def _files_of_folder(place: Path) -> Iterator[_File]:
+    for parent, folders, names in os.walk(place, followlinks=False):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(parent, name)
+            parts = path.relative_to(place).parts
+            if not _wanted(parts):
+                continue
+            try:
+                handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            except OSError:
+                yield _File(parts, b"", 0.0, ("link_or_unreadable",))
+                continue
+            with os.fdopen(handle, "rb") as file:
+                facts = os.fstat(handle)
+                if not stat.S_ISREG(facts.st_mode):
+                    yield _File(parts, b"", 0.0, ("link_or_unreadable",))
+                else:
+                    yield _File(parts, file.read(LARGEST_BYTES + 1), facts.st_mtime)
+
+
+def _files_of_zip(place: Path) -> Iterator[_File]:
+    total = 0
+    with zipfile.ZipFile(place) as archive:
+        for entry in sorted(archive.infolist(), key=lambda item: item.filename):
+            parts = tuple(part for part in re.split(r"[/\\]", entry.filename) if part not in ("", ".", ".."))
+            if entry.is_dir() or not parts or not _wanted(parts):
+                continue
+            modified = _zip_time(entry)
+            if stat.S_ISLNK(entry.external_attr >> 16):
+                yield _File(parts, b"", modified, ("link_or_unreadable",))
+                continue
+            if entry.file_size > max(LARGEST_BYTES, 1) or entry.file_size > ZIP_RATIO * max(entry.compress_size, 1000):
+                yield _File(parts, b" " * (LARGEST_BYTES + 1), modified)
+                continue
+            try:
+                with archive.open(entry) as file:
+                    data = file.read(LARGEST_BYTES + 1)
+            except (zipfile.BadZipFile, RuntimeError, NotImplementedError, OSError, EOFError):
+                data = b""
+            total += len(data)
+            if total > ZIP_BYTES:
+                raise GradingError(f"{place}: unpacks to more than {ZIP_BYTES / 1e6:g} MB. Unpack it and give the folder.")
+            yield _File(parts, data, modified)
+
+
+def _zip_time(entry: zipfile.ZipInfo) -> float:
+    import datetime
+
+    try:
+        return datetime.datetime(*entry.date_time).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0.0

@@ -1,0 +1,225 @@
+"""Grade one submission: graft, run under nbval, verify behind a process wall, and count points."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from utils.grading.graft import Report, graft
+from utils.grading.nbval_stage import (
+    CELL_TIMEOUT_SECONDS,
+    TOTAL_TIMEOUT_SECONDS,
+    CellResult,
+    NbvalRun,
+    run_nbval,
+)
+from utils.grading.notebook import digest, dumps, is_answer, is_check
+from utils.grading.questions import Question, questions
+from utils.grading.sandbox import Sandbox
+from utils.grading.suspicion import suspicious_words
+
+RERUNS = 3
+NOT_RUN = "not run: "
+
+
+@dataclass(frozen=True)
+class SubCheck:
+    """One thing that was verified about a question; ``hidden`` ones are named to students but not explained."""
+
+    name: str
+    passed: bool
+    message: str = ""
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What submissions are graded against.  ``verify`` may be ``None``: then nbval's verdict is all there is."""
+
+    lab: NotebookNode
+    root: Path
+    sandbox: Sandbox
+    cell_timeout: float = CELL_TIMEOUT_SECONDS
+    total_timeout: float = TOTAL_TIMEOUT_SECONDS
+    extra_cells: str = "keep"
+    verify: Callable[[NotebookNode, tuple[str, ...]], dict[str, list[SubCheck]]] | None = None
+
+    @property
+    def version(self) -> str:
+        """The lab's version."""
+        return self.lab.metadata.get("course", {}).get("lab_version", "")
+
+
+@dataclass(frozen=True)
+class QuestionGrade:
+    """One question of one student: what it got, why, and what was handed in."""
+
+    name: str
+    points: float
+    score: float
+    state: str
+    message: str = ""
+    hint: str = ""
+    code: str = ""
+    stdout: str = ""
+    checks: tuple[SubCheck, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grade:
+    """One submission, before lateness and overrides.  ``status`` is described in ``docs/grading.md``."""
+
+    status: str
+    questions: tuple[QuestionGrade, ...]
+    flags: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    suspicious: tuple[str, ...] = ()
+
+    @property
+    def score(self) -> float:
+        """The points earned."""
+        return round(sum(question.score for question in self.questions), 4)
+
+
+def no_grade(lab: NotebookNode, status: str, notes: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Grade:
+    """Return the grade of a submission of which nothing could be run."""
+    return Grade(status, tuple(QuestionGrade(q.name, q.points, 0.0, status) for q in questions(lab)), flags, notes)
+
+
+def grade_submission(assignment: Assignment, data: bytes) -> Grade:
+    """Return the grade of the submitted file ``data``; it never raises because of what is in the file."""
+    grafted, report = graft(assignment.lab, data, extra_cells=assignment.extra_cells)
+    if report.status not in ("ok", "blank"):
+        return no_grade(assignment.lab, report.status, report.notes, report.flags)
+    ran = _run_with_second_chances(assignment, grafted)
+    asked = questions(assignment.lab)
+    passed = tuple(question.name for question in asked if ran.passed(question.check))
+    verified = assignment.verify(grafted, passed) if assignment.verify and passed else {}
+    graded = tuple(_question(question, report, ran, tuple(verified.get(question.name, ()))) for question in asked)
+    words = sorted({word for answer in report.answers.values() if answer.state == "answered"
+                    for word in suspicious_words(answer.source)})
+    flags = set(report.flags) | ({"suspicious_api"} if words else set())
+    flags |= {"leftover_processes"} if ran.left_behind else set()
+    flags |= {"output_cut"} if any(cell.cut for cell in ran.cells.values()) else set()
+    flags |= {"mismatch"} if any(q.state == "mismatch" for q in graded) else set()
+    return Grade(_status(report, ran), graded, tuple(sorted(flags)), report.notes, tuple(words))
+
+
+def blank_cell(lab: NotebookNode, grafted: NotebookNode, name: str) -> NotebookNode:
+    """Return ``grafted`` with the cell ``name`` as it is in the lab: the stub of an answer, nothing of an addition."""
+    stubs = {cell.id: cell.source for cell in lab.cells}
+    changed = copy.deepcopy(grafted)
+    changed.cells = [cell for cell in changed.cells if cell.id in stubs or cell.id != name]
+    for cell in changed.cells:
+        if cell.id == name:
+            cell.source = stubs[name]
+    return changed
+
+
+def _run_with_second_chances(assignment: Assignment, grafted: NotebookNode) -> NbvalRun:
+    """Run the lab; when one answer ends or blocks the run, run again without it for the sake of the others."""
+    def run(notebook):
+        return run_nbval(notebook, assignment.root, sandbox=assignment.sandbox, cell_timeout=assignment.cell_timeout,
+                         total_timeout=assignment.total_timeout)
+
+    ran = run(grafted)
+    final, troubles = ran, {}
+    for _ in range(RERUNS):
+        trouble = _first_trouble(grafted, final)
+        if trouble is None or not _has_victims(final, grafted):
+            break
+        name = _answer_behind(assignment.lab, grafted, trouble)
+        if name is None or name in troubles:
+            break
+        troubles[name] = trouble
+        blamed = {cell: result for cell, result in final.cells.items() if not result.message.startswith(NOT_RUN)}
+        grafted = blank_cell(assignment.lab, grafted, name)
+        again = run(grafted)
+        looked_at = {question.check for question in questions(assignment.lab) if name in question.answers}
+        cells = dict(again.cells)
+        for check in {trouble, name, *looked_at}:
+            cells[check] = blamed.get(check, _lost(name, final.status))
+        final = NbvalRun(cells, again.status, ran.left_behind + again.left_behind, ran.seconds + again.seconds, again.output)
+    status = ran.status if ran.status != "ok" and not troubles else final.status
+    return replace(final, status=status if not troubles else _worst(ran, final))
+
+
+def _lost(name: str, status: str) -> CellResult:
+    why = "used up the time for the whole lab" if status == "timeout" else "ended the Python process"
+    return CellResult("stopped", f"not counted: the answer {name} {why}")
+
+
+def _worst(*runs: NbvalRun) -> str:
+    return next((status for status in ("timeout", "crashed") if any(run.status == status for run in runs)), "ok")
+
+
+def _first_trouble(notebook: NotebookNode, ran: NbvalRun) -> str | None:
+    """Return the first cell that was stopped, or that had no result because everything ended during it."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            result = ran.cells.get(cell.id)
+            if result is None or (result.outcome == "stopped" and not result.message.startswith(NOT_RUN)):
+                return cell.id
+    return None
+
+
+def _has_victims(ran: NbvalRun, notebook: NotebookNode) -> bool:
+    return any(cell.id not in ran.cells or ran.cells[cell.id].message.startswith(NOT_RUN)
+               for cell in notebook.cells if is_check(cell))
+
+
+def _answer_behind(lab: NotebookNode, grafted: NotebookNode, trouble: str) -> str | None:
+    """Return the cell to blank: the troubled cell itself if it is the student's, or the answer that its check looks at."""
+    question = next((q for q in questions(lab) if q.check == trouble), None)
+    if question is not None:
+        return f"{question.name}-answer" if f"{question.name}-answer" in question.answers else question.answers[0]
+    own = {cell.id for cell in lab.cells if is_answer(cell)} | ({c.id for c in grafted.cells} - {c.id for c in lab.cells})
+    return trouble if trouble in own else None
+
+
+def _question(question: Question, report: Report, ran: NbvalRun, checks: tuple[SubCheck, ...]) -> QuestionGrade:
+    answers = [report.answers[name] for name in question.answers if name in report.answers]
+    own = report.answers.get(f"{question.name}-answer") or (answers[0] if answers else None)
+    cell = ran.cells.get(question.check, CellResult("stopped", "not reached: an earlier cell used up the time"))
+    code = own.source if own is not None else ""
+    notes = " ".join(own.notes) if own is not None else ""
+    fields = {"name": question.name, "points": question.points, "code": code, "stdout": cell.stdout[:4000], "checks": checks}
+    if own is not None and own.state != "answered" and cell.outcome != "passed":
+        return QuestionGrade(**fields, score=0.0, state=own.state, message="There is no answer to this question.")
+    if cell.outcome != "passed":
+        broken = next(((name, ran.cells[name]) for name in question.answers
+                       if name in ran.cells and ran.cells[name].outcome != "passed"), None)
+        message = f"The cell of {broken[0]} does not run: {broken[1].message}" if broken else cell.message
+        return QuestionGrade(**fields, score=0.0, state=cell.outcome, message=message, hint=notes or question.hint)
+    if not checks:
+        return QuestionGrade(**fields, score=float(question.points), state="passed")
+    earned = sum(check.passed for check in checks) / len(checks)
+    failed = next((check for check in checks if not check.passed), None)
+    if failed is None:
+        return QuestionGrade(**fields, score=float(question.points), state="passed")
+    message = f"{failed.name}: a hidden check failed" if failed.hidden else f"{failed.name}: {failed.message}"
+    return QuestionGrade(**fields, score=round(question.points * earned, 4), state="mismatch", message=message,
+                         hint=question.hint)
+
+
+def _status(report: Report, ran: NbvalRun) -> str:
+    stopped = [cell.message for cell in ran.cells.values() if cell.outcome == "stopped"]
+    if ran.status == "timeout" or any("longer than its limit" in message for message in stopped):
+        return "timeout"
+    if ran.status == "crashed" or any("ended" in message or "exit()" in message for message in stopped):
+        return "crashed"
+    if any("printed more than" in message for message in stopped):
+        return "too_large"
+    return report.status
+
+
+def cache_key(assignment: Assignment, data: bytes, extra: str) -> str:
+    """Return what a grade depends on, as a hash: answers, lab, limits, sandbox and ``extra`` (checks, tools)."""
+    grafted, report = graft(assignment.lab, data, extra_cells=assignment.extra_cells)
+    parts = (dumps(grafted), report.status, report.flags, assignment.version, assignment.cell_timeout,
+             assignment.total_timeout, assignment.sandbox.level, assignment.sandbox.memory_bytes, extra)
+    return digest(repr(parts), 24)
