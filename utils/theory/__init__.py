@@ -8,12 +8,14 @@ Modules
 units        GB, GiB and the other sizes, and conversions that name their unit
 arguments    the sentences that refuse a wrong argument
 hardware     chips, links and clusters
-collectives  what each rank sends in a collective, in how many steps, in how many seconds
-models       transformers: parameters, floating point operations
-memory       training state, activations, offload, and what fits
-pipeline     schedules as data (with `schedules` for the generators) and a simulator that times them
+collectives  what each rank sends in a collective, in how many steps, in how many seconds (with `ring`)
+traffic      which collectives each kind of parallelism needs, and of what size
+models       transformers: parameters, floating point operations; `presets` has those of the papers
+memory       training state, what fits, fine-tuning, offload; `resnet` for the first lesson's model
+activations  what a transformer's layers keep for the backward pass
+pipeline     schedules as data and a simulator that times them (`actions`, `generators`, `simulation`)
 throughput   the seconds of one training step, as a sum of named parts
-layout       ranks on a grid, their groups, and a planner that ranks every layout
+layout       ranks on a grid and their groups (`grid`), and a planner that ranks every layout
 papers       the published tables, recomputed: ``python -m utils.theory.papers``
 
 Notation

@@ -115,8 +115,8 @@ def check_complete(schedule):
             kind, micro_batch, chunk, _ = action
             if kind not in KINDS or not (0 <= chunk < schedule.chunks and 0 <= micro_batch < m):
                 raise ValueError(
-                    f"An action's kind must be one of {', '.join(KINDS)}, its micro_batch from 0 to {m - 1} and its "
-                    f"chunk from 0 to {schedule.chunks - 1}, but rank {rank} has {action!r}."
+                    f"An action's kind must be one of {', '.join(KINDS)}, its micro_batch from 0 to "
+                    f"{m - 1} and its chunk from 0 to {schedule.chunks - 1}, but rank {rank} has {action!r}."
                 )
             if schedule.placement == "bidirectional" and schedule.rank_of(stages[chunk], micro_batch) != rank:
                 raise ValueError(f"Micro-batch {micro_batch} does not pass chunk {chunk} of rank {rank}.")

@@ -5,7 +5,7 @@ dropout mask. The counts follow the tensors, so that they also hold for grouped-
 MLPs and models without dropout; for GPT they are the paper's formulas.
 """
 
-from .arguments import divides, one_of, whole_number
+from .arguments import divides, one_of, positive, whole_number
 from .models import RECOMPUTATIONS
 
 ELEMENT_BYTES, MASK_BYTES = 2, 1
@@ -94,7 +94,7 @@ def extra_activation_bytes(model, micro_batch, tensor=1, pipeline=1):
 
 
 def saved_output_bytes(model, micro_batch, pipeline):
-    """Bytes that a first stage saves by freeing each stage's output once it is sent: sbhp elements of 2 bytes.
+    """Bytes that a first stage saves by freeing each output once it is sent: sbhp elements of 2 bytes.
 
     Korthikanti et al. 2022, appendix B: 2.73 for the 530B model, printed as GB; it is GiB.
     """
@@ -112,7 +112,12 @@ def best_checkpoints(layers, layer_input_bytes, layer_inner_bytes):
 
     Narayanan et al. 2021, section 3.5.
     """
-    return (layers * layer_inner_bytes / layer_input_bytes) ** 0.5
+    whole_number("layers", layers)
+    return (
+        layers
+        * positive("layer_inner_bytes", layer_inner_bytes)
+        / positive("layer_input_bytes", layer_input_bytes)
+    ) ** 0.5
 
 
 def gpipe_activation_units(batch, micro_batches, layers, pipeline, recompute=True):
@@ -120,8 +125,11 @@ def gpipe_activation_units(batch, micro_batches, layers, pipeline, recompute=Tru
 
     arXiv 1811.06965, section 2.3 (an order of growth, not bytes).
     """
+    whole_number("batch", batch)
+    whole_number("micro_batches", micro_batches)
     if not recompute:
-        return batch * layers
+        return batch * whole_number("layers", layers)
+    whole_number("pipeline", pipeline)
     return batch + layers / pipeline * batch / micro_batches
 
 
@@ -142,7 +150,7 @@ def check_tensor(model, tensor):
 
 
 def _bytes_per_token(model, tensor):
-    """Bytes per token outside the attention core: those that plain tensor parallelism replicates, and the rest."""
+    """Bytes per token outside the attention core: what tensor parallelism replicates, and the rest."""
     h, mask = model.hidden, MASK_BYTES * model.gpt_style
     norms = 2 * h * ELEMENT_BYTES
     block_inputs = 2 * h * ELEMENT_BYTES

@@ -8,11 +8,44 @@ Times follow the α–β model: every step pays α once, and the bytes on the cr
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from .arguments import non_negative, one_of, positive, whole_number
+from .hardware import Link
+from .ring import ALL_GATHER, REDUCE_SCATTER, RingMove, chunk_sizes, ring_schedule
+
+__all__ = [
+    "ALL_GATHER",
+    "ALL_REDUCE_ALGORITHMS",
+    "CHUNKED_ALGORITHMS",
+    "Link",
+    "REDUCE_SCATTER",
+    "RingMove",
+    "algbw",
+    "all_gather_elements_sent",
+    "all_gather_seconds",
+    "all_gather_steps",
+    "all_reduce_elements_sent",
+    "all_reduce_lower_bound_seconds",
+    "all_reduce_seconds",
+    "all_reduce_steps",
+    "all_to_all_elements_sent",
+    "all_to_all_seconds",
+    "broadcast_elements_sent",
+    "broadcast_seconds",
+    "busbw",
+    "busbw_factor",
+    "chunk_sizes",
+    "hierarchical_all_reduce_seconds",
+    "parameter_server_elements",
+    "pipelined_tree_all_reduce_seconds",
+    "point_to_point_seconds",
+    "reduce_scatter_elements_sent",
+    "reduce_scatter_seconds",
+    "reduce_scatter_steps",
+    "ring_schedule",
+]
 
 ALL_REDUCE_ALGORITHMS = (
     "ring",
@@ -34,66 +67,6 @@ unchunked_ring              whole tensors travel round the ring; each rank adds 
 
 CHUNKED_ALGORITHMS = ("ring", "recursive_halving_doubling")
 """Ways to reduce-scatter or to all-gather without sending anything twice."""
-
-REDUCE_SCATTER, ALL_GATHER = "reduce-scatter", "all-gather"
-
-
-# Chunks and the ring's schedule
-
-
-def chunk_sizes(elements, world_size):
-    """Sizes of the chunks that ``torch.tensor_split(x, world_size)`` makes of `elements` elements.
-
-    The first ``elements % world_size`` chunks are one element longer. Returns an int array of length N.
-    """
-    elements = whole_number("elements", elements, minimum=0)
-    world_size = whole_number("world_size", world_size)
-    base, longer = divmod(elements, world_size)
-    return base + (np.arange(world_size) < longer).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class RingMove:
-    """What one rank does in one step of the ring: send one chunk to the right, receive one from the left.
-
-    In the reduce-scatter phase the received chunk is added; in the all-gather phase it replaces.
-    """
-
-    rank: int
-    phase: str
-    send_chunk: int
-    to_rank: int
-    receive_chunk: int
-    from_rank: int
-
-
-def ring_schedule(world_size):
-    """The 2(N−1) steps of a ring all-reduce; each step is a list of N RingMoves, indexed by rank.
-
-    In step s of the reduce-scatter rank r sends chunk (r − s) mod N to rank r + 1. After N − 1 steps
-    rank r owns the complete sum of chunk (r + 1) mod N, and the all-gather goes on from there:
-    in its step s rank r sends chunk (r + 1 − s) mod N.
-
-    >>> [move.send_chunk for move in ring_schedule(3)[0]]
-    [0, 1, 2]
-    """
-    n = whole_number("world_size", world_size)
-    return [
-        [
-            RingMove(
-                rank=rank,
-                phase=phase,
-                send_chunk=(rank + first_chunk - step) % n,
-                to_rank=(rank + 1) % n,
-                receive_chunk=(rank - 1 + first_chunk - step) % n,
-                from_rank=(rank - 1) % n,
-            )
-            for rank in range(n)
-        ]
-        for phase, first_chunk in ((REDUCE_SCATTER, 0), (ALL_GATHER, 1))
-        for step in range(n - 1)
-    ]
-
 
 # Elements sent per rank
 
@@ -210,7 +183,7 @@ def all_reduce_seconds(algorithm, n_bytes, world_size, link):
         tensors = 2 * (core - 1) / core + (0 if _is_power_of_two(n) else 2)
     else:
         tensors = steps
-    return link.seconds(tensors * n_bytes, messages=steps)
+    return _seconds(link, tensors * n_bytes, messages=steps)
 
 
 def reduce_scatter_steps(algorithm, world_size):
@@ -220,10 +193,10 @@ def reduce_scatter_steps(algorithm, world_size):
 
 
 def reduce_scatter_seconds(algorithm, n_bytes, world_size, link):
-    """Seconds of a reduce-scatter of `n_bytes` (the whole input of one rank): steps·α + (N−1)/N · n/bandwidth."""
+    """Seconds of a reduce-scatter of `n_bytes`, one rank's input: steps·α + (N−1)/N · n/bandwidth."""
     non_negative("n_bytes", n_bytes)
     steps = reduce_scatter_steps(algorithm, world_size)
-    return link.seconds((world_size - 1) / world_size * n_bytes, messages=steps)
+    return _seconds(link, (world_size - 1) / world_size * n_bytes, messages=steps)
 
 
 def all_gather_steps(algorithm, world_size):
@@ -232,7 +205,7 @@ def all_gather_steps(algorithm, world_size):
 
 
 def all_gather_seconds(algorithm, n_bytes, world_size, link):
-    """Seconds of an all-gather whose result has `n_bytes`: the reduce-scatter run backwards, the same time."""
+    """Seconds of an all-gather whose result has `n_bytes`: a reduce-scatter run backwards."""
     return reduce_scatter_seconds(algorithm, n_bytes, world_size, link)
 
 
@@ -240,18 +213,18 @@ def all_to_all_seconds(n_bytes, world_size, link):
     """Seconds in which each rank spreads its `n_bytes` over all ranks: (N−1)α + (N−1)/N · n/bandwidth."""
     n = whole_number("world_size", world_size)
     non_negative("n_bytes", n_bytes)
-    return link.seconds((n - 1) / n * n_bytes, messages=n - 1)
+    return _seconds(link, (n - 1) / n * n_bytes, messages=n - 1)
 
 
 def broadcast_seconds(n_bytes, world_size, link):
     """Seconds of a broadcast down a binomial tree, not pipelined: ⌈log₂N⌉(α + n/bandwidth)."""
     steps = _log2(whole_number("world_size", world_size))
-    return link.seconds(steps * non_negative("n_bytes", n_bytes), messages=steps)
+    return _seconds(link, steps * non_negative("n_bytes", n_bytes), messages=steps)
 
 
 def point_to_point_seconds(n_bytes, link):
     """Seconds to send `n_bytes` to one other rank: α + n/bandwidth."""
-    return link.seconds(non_negative("n_bytes", n_bytes))
+    return _seconds(link, non_negative("n_bytes", n_bytes))
 
 
 def hierarchical_all_reduce_seconds(n_bytes, gpus_per_node, nodes, intra, inter):
@@ -271,14 +244,14 @@ def hierarchical_all_reduce_seconds(n_bytes, gpus_per_node, nodes, intra, inter)
 def pipelined_tree_all_reduce_seconds(n_bytes, world_size, link):
     """Seconds of NCCL's double binary tree, pipelined: 2⌈log₂N⌉α + 2n/bandwidth (large messages)."""
     steps = 2 * _log2(whole_number("world_size", world_size))
-    return link.seconds(2 * non_negative("n_bytes", n_bytes) if steps else 0, messages=steps)
+    return _seconds(link, 2 * non_negative("n_bytes", n_bytes) if steps else 0, messages=steps)
 
 
 def all_reduce_lower_bound_seconds(n_bytes, world_size, link):
     """No all-reduce is faster: the larger of ⌈log₂N⌉α and 2(N−1)/N · n/bandwidth (Chan et al. 2007)."""
     n = whole_number("world_size", world_size)
-    bandwidth_term = 2 * (n - 1) / n * non_negative("n_bytes", n_bytes) / link.bandwidth_bytes_per_second
-    return max(_log2(n) * link.alpha_seconds, bandwidth_term)
+    bandwidth_term = _seconds(link, 2 * (n - 1) / n * non_negative("n_bytes", n_bytes), messages=0)
+    return max(_seconds(link, 0, messages=_log2(n)), bandwidth_term)
 
 
 # Bandwidth as nccl-tests reports it
@@ -321,6 +294,14 @@ def parameter_server_elements(parameters, workers, servers=1):
     """
     parameters = whole_number("parameters", parameters, minimum=0)
     return 2 * whole_number("workers", workers) * parameters / whole_number("servers", servers)
+
+
+def _seconds(link, n_bytes, messages=1):
+    if not isinstance(link, Link):
+        raise ValueError(
+            f"link must be a Link of hardware.py, such as LINKS['nvlink4'], but {link!r} was given."
+        )
+    return link.seconds(n_bytes, messages)
 
 
 def _checked_chunks(algorithm, elements, world_size):

@@ -50,7 +50,7 @@ def interleaved_one_f_one_b(pipeline, micro_batches, chunks=2):
 
 
 def looped_bfs(pipeline, micro_batches, chunks=2):
-    """Breadth-first looping (Lamy-Poirier 2022, arXiv 2211.05953): all micro-batches through one chunk, then the next.
+    """Breadth-first looping (Lamy-Poirier 2022, arXiv 2211.05953): all micro-batches, chunk after chunk.
 
     The bubble of interleaved 1F1B with all m micro-batches in flight, for any m.
     """
@@ -79,8 +79,9 @@ def zb_h2(pipeline, micro_batches):
 
 
 def zb_v(pipeline, micro_batches):
-    """ZB-V: two chunks per rank in V order (section 6): no bubble when T_F = T_B = T_W, in the memory of 1F1B.
+    """ZB-V: two chunks per rank in V order (section 6), in the memory of 1F1B.
 
+    No bubble when T_F = T_B = T_W.
     With fewer than 2p − 1 micro-batches the order is that of 2p − 1 without the missing ones.
     """
     p, m = _sizes(pipeline, micro_batches)
@@ -106,8 +107,8 @@ def dualpipe(pipeline, micro_batches):
     An even number of ranks and of micro-batches, at least 2p of them.
     """
     p, m = _sizes(pipeline, micro_batches)
-    divides("2", 2, "pipeline", p)
-    divides("2", 2, "micro_batches", m)
+    _even("pipeline", p)
+    _even("micro_batches", m)
     if m < 2 * p:
         raise ValueError(f"micro_batches must be at least 2 · pipeline = {2 * p}, but {m} was given.")
     rows = []
@@ -124,6 +125,11 @@ def dualpipe(pipeline, micro_batches):
 
 def _sizes(pipeline, micro_batches):
     return whole_number("pipeline", pipeline), whole_number("micro_batches", micro_batches)
+
+
+def _even(name, value):
+    if value % 2:
+        raise ValueError(f"{name} must be even for DualPipe, run from both ends, but {value} was given.")
 
 
 def _one_by_one(forwards, backwards, ahead):
@@ -176,7 +182,7 @@ class _Counter:
 
 
 def _zb_v_rank(rank, p, m):
-    """The order of one rank for T_F = T_B = T_W: forwards down, forwards up with the first backwards, then turns."""
+    """One rank's order for T_F = T_B = T_W: forwards down, forwards up with first backwards, then turns."""
     f0, f1, b0, b1 = (FORWARD, 0), (FORWARD, 1), (BACKWARD_INPUT, 0), (BACKWARD_INPUT, 1)
     w0, w1 = (BACKWARD_WEIGHT, 0), (BACKWARD_WEIGHT, 1)
     order = _Counter()

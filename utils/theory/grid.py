@@ -102,7 +102,7 @@ def coordinates(rank, sizes):
 
 
 def rank_at(position, sizes):
-    """The rank at `position`, a dict with one coordinate for each dimension of `sizes`; undoes `coordinates`."""
+    """The rank at `position`, a dict of one coordinate per dimension of `sizes`; undoes `coordinates`."""
     _check_sizes(sizes)
     if set(position) != set(sizes):
         raise ValueError(

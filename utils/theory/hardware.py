@@ -80,7 +80,7 @@ CHIPS = {
         Chip("TPUv5e", 16 * GiB, 819 * GB, {"bf16": 197 * TERA}),
     )
 }
-"""Chips by name; dense peaks and memory from the makers' data sheets. Memory that is sold as 80 GB is 80 GiB."""
+"""Chips by name; dense peaks and memory from the makers' data sheets. What is sold as 80 GB is 80 GiB."""
 
 MICROSECOND = 1e-6
 
@@ -151,7 +151,7 @@ class Cluster:
 
 
 def selene(gpus):
-    """The A100 cluster of Narayanan et al. 2021 and Korthikanti et al. 2022: 8 GPUs and 8 HDR adapters a node."""
+    """The A100s of Narayanan et al. 2021 and Korthikanti et al. 2022: 8 GPUs and 8 HDR adapters a node."""
     return _nodes_of_8(gpus, "A100-80GB", "nvlink3", "infiniband hdr")
 
 

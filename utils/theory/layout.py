@@ -140,9 +140,9 @@ def plan(
 ):
     """Try every layout of `model` on all GPUs of `cluster` for `batch` sequences a step; returns a Plan.
 
-    Enumerated: every t up to `largest_tensor` (default: the node) and every p and d whose product with c fills
-    the cluster; each micro-batch size; 1F1B and, for more chunks, its interleaved form; each recomputation;
-    each ZeRO stage. Sequence parallelism goes with t > 1. ZeRO stages 2 and 3 are tried without pipeline only:
+    Enumerated: every t up to `largest_tensor` (default: the node) and every p and d that together fill the
+    cluster; each micro-batch size; 1F1B and, for more chunks, its interleaved form; each recomputation; each
+    ZeRO stage. Sequence parallelism goes with t > 1. ZeRO stages 2 and 3 are tried without pipeline only:
     with it, every micro-batch would reduce or gather again.
 
     memory_share: of the chip's memory, what training may use; the rest is for buffers and fragments.

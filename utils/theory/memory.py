@@ -136,7 +136,7 @@ def data_parallel_bytes(parameters, activation_bytes_per_sample, batch, world_si
 
 
 def parameter_server_worker_bytes(parameters, bytes_per_element=4):
-    """Bytes of parameters and gradients on a worker: 2 copies whatever the optimizer, whose state the server keeps."""
+    """Bytes of w and g on a worker: 2 copies whatever the optimizer, whose state the server keeps."""
     return 2 * positive("parameters", parameters) * positive("bytes_per_element", bytes_per_element)
 
 
@@ -183,7 +183,7 @@ NF4_BYTES_PER_PARAMETER = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 
 
 def lora_state(base_parameters, adapter_parameters, base_bytes_per_parameter=2.0, recipe="mixed adam"):
-    """Training state when the base is frozen: no gradients or optimizer state for it, all of them for the adapter.
+    """Training state when the base is frozen: gradients and optimizer state for the adapter only.
 
     base_bytes_per_parameter: 2 for LoRA on 16-bit weights; NF4_BYTES_PER_PARAMETER for QLoRA.
     """

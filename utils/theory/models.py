@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from .arguments import divides, one_of, whole_number
+from .arguments import divides, one_of, positive, whole_number
+from .units import SECONDS_PER_DAY
 
 ACTIVATIONS = ("gelu", "relu", "swiglu")
 RECOMPUTATIONS = ("none", "selective", "full")
@@ -162,16 +163,20 @@ def hardware_flops(model, batch, recomputation="full"):
 
 def flops_utilization(flops, seconds, gpus, peak_flops_per_second):
     """Share of the peak that `flops` in `seconds` on `gpus` chips is: MFU or HFU, by which flops go in."""
-    return flops / (seconds * gpus * peak_flops_per_second)
+    positive("seconds", seconds)
+    positive("peak_flops_per_second", peak_flops_per_second)
+    return flops / (seconds * whole_number("gpus", gpus) * peak_flops_per_second)
 
 
 def training_days(model, tokens, batch, gpus, flops_per_second_per_gpu, recomputation="full"):
     """Days to train on `tokens` tokens at the achieved rate per GPU, with exact operations per step."""
-    steps = tokens / (batch * model.sequence)
-    seconds = steps * hardware_flops(model, batch, recomputation) / (gpus * flops_per_second_per_gpu)
-    return seconds / (24 * 60 * 60)
+    steps = positive("tokens", tokens) / (whole_number("batch", batch) * model.sequence)
+    rate = whole_number("gpus", gpus) * positive("flops_per_second_per_gpu", flops_per_second_per_gpu)
+    return steps * hardware_flops(model, batch, recomputation) / rate / SECONDS_PER_DAY
 
 
 def training_days_estimate(parameters, tokens, gpus, flops_per_second_per_gpu):
     """Days to train by 8TΨ/(nX), full recomputation, Narayanan et al. 2021, eq. (4); leaves out s and V."""
-    return 8 * tokens * parameters / (gpus * flops_per_second_per_gpu) / (24 * 60 * 60)
+    work = 8 * positive("tokens", tokens) * positive("parameters", parameters)
+    rate = whole_number("gpus", gpus) * positive("flops_per_second_per_gpu", flops_per_second_per_gpu)
+    return work / rate / SECONDS_PER_DAY

@@ -13,7 +13,7 @@ from .actions import (
     Schedule,
     check_complete,
 )
-from .arguments import divides, one_of, whole_number
+from .arguments import divides, non_negative, one_of, whole_number
 from .generators import (
     dualpipe,
     dualpipe_v,
@@ -26,7 +26,7 @@ from .generators import (
     zb_h2,
     zb_v,
 )
-from .simulation import UNIT_COSTS, Costs, Simulation, TimedAction, lower_bound_time, simulate
+from .simulation import COST_NAMES, UNIT_COSTS, Costs, Simulation, TimedAction, lower_bound_time, simulate
 
 __all__ = [
     "BACKWARD",
@@ -101,29 +101,31 @@ def bubble_time(name, pipeline, micro_batches, costs=UNIT_COSTS, chunks=1):
     zb-h1              (p − 1)(T_F + T_B − T_W)            Zero Bubble, table 2
     zb-h2              (p − 1)(T_F + T_B − 2T_W)           never below 0
     zb-v               0                                   when T_F = T_B = T_W
-    dualpipe(-v)       (p/2 − 1)(F&B + B − 3W) with F&B = F + B and B = T_B + T_W; for dualpipe-v p ranks
+    dualpipe(-v)       (p/2 − 1)(F&B + B − 3W) B = T_B + T_W; for dualpipe-v p ranks
                        are 2p stages, and a chunk is half a rank: (p − 1)(F&B + B − 3W)/2
     """
     p, m = whole_number("pipeline", pipeline), whole_number("micro_batches", micro_batches)
+    v = whole_number("chunks", chunks)
     one_of("name", name, tuple(SCHEDULES))
-    f, b, w = costs.forward, costs.backward_input, costs.backward_weight
+    f, b, w = (non_negative(each, getattr(costs, each)) for each in COST_NAMES)
     full = b + w
+    pair = f + full if costs.forward_and_backward is None else costs.forward_and_backward
     return {
         "naive": m * (p - 1) * (f + full),
         "gpipe": (p - 1) * (f + full),
         "1f1b": (p - 1) * (f + full),
-        "interleaved 1f1b": (p - 1) * (f + full) / chunks,
-        "looped bfs": (p - 1) * (f + full) / chunks,
+        "interleaved 1f1b": (p - 1) * (f + full) / v,
+        "looped bfs": (p - 1) * (f + full) / v,
         "zb-h1": (p - 1) * (f + b - w),
         "zb-h2": max(0, (p - 1) * (f + b - 2 * w)),
         "zb-v": 0,
-        "dualpipe": (p / 2 - 1) * (f + full + full - 3 * w),
-        "dualpipe-v": (p - 1) * (f + full + full - 3 * w) / 2,
+        "dualpipe": (p / 2 - 1) * (pair + full - 3 * w),
+        "dualpipe-v": (p - 1) * (pair + full - 3 * w) / 2,
     }[name]
 
 
 def bubble_over_ideal(pipeline, micro_batches, chunks=1):
-    """Idle time against the time of the work alone: (p − 1)/(vm), Narayanan et al. 2021; Llama 3 writes (PP−1)/(V·M)."""
+    """Idle time against the work alone: (p − 1)/(vm), Narayanan et al. 2021; in Llama 3, (PP − 1)/(V·M)."""
     p, m = whole_number("pipeline", pipeline), whole_number("micro_batches", micro_batches)
     return (p - 1) / (whole_number("chunks", chunks) * m)
 

@@ -67,7 +67,7 @@ def resnet18_parameters():
 
 
 def resnet18_output_bytes(batch=1, image_size=224):
-    """Bytes of every convolution's and every norm's fp32 output, and the logits: "forward/backward pass size".
+    """Bytes of every convolution's and norm's fp32 output, and the logits: "forward/backward pass size".
 
     Model summaries print this number (39.75 MB per image), doubled for the backward pass or not. It is
     not what training holds: an in-place ReLU adds nothing, but the norm's output that it overwrites counts.
@@ -93,7 +93,7 @@ def resnet18_saved_bytes(batch=1, image_size=224):
 
 
 def resnet18_summary_bytes(batch, image_size=224, copies=4):
-    """Bytes by the often quoted addition: outputs twice, the input images, and 4 fp32 copies of the parameters.
+    """Bytes by an often quoted addition: outputs twice, input images, 4 fp32 copies of the parameters.
 
     20.85 GB for 512 images. It counts outputs that nobody keeps, and the copies are no activations:
     compare `resnet18_saved_bytes`.

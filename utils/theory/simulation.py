@@ -9,6 +9,8 @@ import numpy as np
 from .actions import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, Schedule, check_complete
 from .arguments import non_negative
 
+COST_NAMES = ("forward", "backward_input", "backward_weight")
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -28,7 +30,7 @@ class Costs:
     communication: float | Callable = 0.0
 
     def __post_init__(self):
-        for name in ("forward", "backward_input", "backward_weight"):
+        for name in COST_NAMES:
             for value in np.atleast_1d(getattr(self, name)).tolist():
                 non_negative(name, value)
         if self.forward_and_backward is not None:
@@ -114,7 +116,7 @@ class Simulation:
 
 
 def simulate(schedule, costs=UNIT_COSTS):
-    """Run `schedule` (a Schedule) under `costs` (Costs): every rank does its actions in order, each as early as it can.
+    """Run a Schedule under Costs: every rank does its actions in order, each as early as it can.
 
     F waits for the F of the stage before; B waits for the B of the stage after, and for its own F; W waits
     for its own B. Returns a Simulation. Raises ValueError for a schedule that is not complete, and for an
@@ -173,11 +175,8 @@ def simulate(schedule, costs=UNIT_COSTS):
 
 
 def lower_bound_time(schedule, costs=UNIT_COSTS):
-    """No order of the same work on the same ranks is faster: the busiest rank's work, without communication."""
-    stage_times = sum(
-        np.array(_per_stage(name, getattr(costs, name), schedule))
-        for name in ("forward", "backward_input", "backward_weight")
-    )
+    """No order of the same work on the same ranks is faster: the busiest rank's work, nothing sent."""
+    stage_times = sum(np.array(_per_stage(name, getattr(costs, name), schedule)) for name in COST_NAMES)
     work = np.zeros(schedule.pipeline)
     for micro_batch in (0, schedule.micro_batches - 1):
         for stage in range(schedule.stages):
@@ -199,7 +198,7 @@ def _per_stage(name, value, schedule):
 class _Step(NamedTuple):
     """What an action of one kind on one stage needs, takes and gives, the same for every micro-batch.
 
-    Results are numbered by (kind, stage, micro-batch); `result` and the needs are the numbers of micro-batch 0.
+    Results are numbered by (kind, stage, micro-batch); `result` and the needs are those of micro-batch 0.
     needs: (result, seconds of transfer, (from_stage, to_stage) or None when it stays on the rank).
     sends: 1 when the result goes to another rank.
     """
@@ -215,8 +214,7 @@ def _steps(schedule, costs):
     """For each stage a dict of _Steps by kind."""
     m, last = schedule.micro_batches, schedule.stages - 1
     forward, backward_input, backward_weight = (
-        _per_stage(name, getattr(costs, name), schedule)
-        for name in ("forward", "backward_input", "backward_weight")
+        _per_stage(name, getattr(costs, name), schedule) for name in COST_NAMES
     )
     backward = [b + w for b, w in zip(backward_input, backward_weight)]
     gain = 1.0
@@ -262,7 +260,7 @@ def _steps(schedule, costs):
 
 
 def _crosses(schedule, stage, to_stage):
-    """Whether a result goes from `stage` to another rank; neighbours share a rank only where a V turns, or when p = 1."""
+    """Whether a result leaves its rank; stages share one only where a V turns, or when p = 1."""
     inside = 0 <= to_stage < schedule.stages
     return inside and schedule.rank_of(stage) != schedule.rank_of(to_stage)
 
@@ -286,7 +284,8 @@ def _deadlock_sentence(schedule, steps, blocked, position, ended):
         owner = schedule.rank_of(stage, action.micro_batch)
         where = "which comes later on the same rank" if owner == rank else f"which rank {owner} has not done"
         clauses.append(
-            f"rank {rank} is blocked at {action}: it waits for {KINDS[kind]}{action.micro_batch} of stage {stage}, {where}"
+            f"rank {rank} is blocked at {action}: it waits for {KINDS[kind]}{action.micro_batch} of stage "
+            f"{stage}, {where}"
         )
     more = f" {len(blocked) - 3} more ranks are blocked." if len(blocked) > 3 else ""
     return f"The schedule {schedule.name!r} cannot run: {'; '.join(clauses)}.{more}"

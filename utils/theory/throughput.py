@@ -5,8 +5,8 @@ memory's bandwidth, messages by the α–β model. The form follows section 3 of
 (arXiv 2104.04473); what is counted is written beside each part.
 
 `Rates` holds what no data sheet says. Two of its numbers are fitted, `matmul_efficiency` and
-`attention_efficiency`, to the ten rows of table 1 of that paper (`papers.narayanan.fit_table_1` does it again);
-the others are measurements or round numbers, and their docstring says which.
+`attention_efficiency`, to the ten rows of table 1 of that paper (`papers.narayanan.fit_table_1` does it
+again); the others are measurements or round numbers, and their docstring says which.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ ELEMENT_BYTES = 2
 class Rates:
     """Shares of the peaks that software reaches.
 
-    matmul_efficiency: weight matrices' products, of the chip's peak. FITTED (the module's docstring says on what).
+    matmul_efficiency: weight matrices' products, of the chip's peak. FITTED, see the module.
     attention_efficiency: the attention core's batched products, of the same peak. FITTED on the same rows.
     memory_share: element-wise operations, of the memory's bandwidth; what copy benchmarks usually reach.
     intra_share: collectives inside a server, of the link: an all-reduce over 8 A100s reaches a bus bandwidth
@@ -147,10 +147,11 @@ def step_time(model, cluster, layout, batch, rates=RATES, dtype="bf16"):
     """
     if layout.world_size > cluster.gpus:
         raise ValueError(
-            f"layout must use at most the cluster's {cluster.gpus} GPUs, but it has {layout.world_size} ranks."
+            f"layout must fit the cluster's {cluster.gpus} GPUs, but it has {layout.world_size} ranks."
         )
     check_tensor(model, layout.tensor)
     divides("context", layout.context, "sequence", model.sequence)
+    divides("expert", layout.expert, "experts", model.experts)
     m = micro_batches(layout, batch)
     layers = layers_per_rank(model, layout)
     layer = layer_seconds(model, cluster, layout, rates, dtype)
@@ -176,7 +177,7 @@ def step_time(model, cluster, layout, batch, rates=RATES, dtype="bf16"):
 
 
 def layer_seconds(model, cluster, layout, rates=RATES, dtype="bf16"):
-    """Seconds of one layer and one micro-batch on one rank, by part: (forward, backward for input, for weights).
+    """Seconds of a layer and micro-batch on a rank, by part: (forward, backward for input, for weights).
 
     Recomputation is counted with the backward for the input. The parts:
 
@@ -253,9 +254,9 @@ def boundary_seconds(model, cluster, layout, rates=RATES):
 
 
 def _once_per_step(model, cluster, layout, rates, m, computing, last_backward):
-    """Parts that a step pays once: the gradients' reduction, ZeRO's gathers, the tied embedding, the optimizer.
+    """Parts of a step outside its micro-batches: gradients, ZeRO's gathers, tied embedding, optimizer.
 
-    computing, last_backward: seconds that gathers, and an overlapping reduction of gradients, can hide behind.
+    computing, last_backward: seconds behind which gathers, and overlapping gradients, can hide.
     """
     parameters = parameters_per_rank(model, layout)
     shards = layout.data * layout.context
@@ -284,7 +285,7 @@ def _once_per_step(model, cluster, layout, rates, m, computing, last_backward):
 
 
 def _element_wise_bytes(model, layout):
-    """Bytes that one layer's element-wise operations move, ((forward, backward) outside, inside the attention core).
+    """Bytes that element-wise operations move in a layer: (forward, backward) around and in attention.
 
     Per token and unit of width, 16-bit, forward | backward:
     two norms 8 | 12; dropout and residual addition, twice 14 | 22 (10 | 18 without dropout): replicated over

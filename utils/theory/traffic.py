@@ -14,7 +14,8 @@ def zero_elements_per_step(parameters, stage, world_size=None, micro_batches=1):
     would have to keep them whole) and gathers once: (m + 1)Ψ. Stage 3 gathers the parameters for forward
     and again for backward and reduces the gradients, in every micro-batch: 3mΨ.
 
-    world_size: None gives the papers' large-N form (arXiv 1910.02054, section 7); a number multiplies by (N − 1)/N.
+    world_size: None gives the paper's large-N form (arXiv 1910.02054, section 7); a number, the exact one
+        with its factor (N − 1)/N.
     """
     one_of("stage", stage, STAGES)
     m = whole_number("micro_batches", micro_batches)
@@ -40,12 +41,12 @@ def fsdp_cross_host_bytes(strategy, model_bytes, world_size, gpus_per_host):
 
 
 def tensor_all_reduces_per_layer(recomputation="none"):
-    """All-reduces of b·s·h elements per layer and micro-batch: 2 forward, 2 backward, 2 more when all is recomputed."""
+    """All-reduces of bsh elements per layer and micro-batch: 2 forward, 2 backward, 2 recomputing."""
     return 6 if recomputation == "full" else 4
 
 
 def tensor_elements_per_layer(model, micro_batch, tensor, recomputation="none"):
-    """Elements that a rank sends per layer and micro-batch: 8bsh(t − 1)/t (Narayanan et al. 2021, section 3.2).
+    """Elements that a rank sends per layer and micro-batch: 8bsh(t − 1)/t (Narayanan et al. 2021, 3.2).
 
     Sequence parallelism sends the same: each all-reduce becomes a reduce-scatter and an all-gather.
     """
@@ -55,13 +56,13 @@ def tensor_elements_per_layer(model, micro_batch, tensor, recomputation="none"):
 
 
 def vocabulary_loss_elements(model, micro_batch, parallel=True):
-    """Elements per rank in the loss over a split vocabulary: b·s when only sums are exchanged, b·s·V with logits."""
+    """Elements per rank in the loss over a split vocabulary: bs if sums are exchanged, bsV if logits."""
     tokens = whole_number("micro_batch", micro_batch) * model.sequence
     return tokens * (1 if parallel else model.vocab)
 
 
 def pipeline_elements_per_boundary(model, micro_batch, tensor=1, scatter_gather=False):
-    """Elements over one stage boundary and direction, per micro-batch and tensor rank: bsh, or bsh/t scattered."""
+    """Elements over a stage boundary in one direction, per micro-batch and rank: bsh, or bsh/t scattered."""
     elements = whole_number("micro_batch", micro_batch) * model.sequence * model.hidden
     return elements / whole_number("tensor", tensor) if scatter_gather else elements
 
@@ -85,7 +86,7 @@ def megatron_sp_elements_per_layer(model, micro_batch, ranks):
 
 
 def context_elements_per_layer(model, micro_batch, context):
-    """Elements that a rank sends per layer, forward, to give all their keys and values to all: 2bs·h_kv(c − 1)/c.
+    """Elements that a rank sends per layer, forward, so that all see all keys and values: 2bs·h_kv(c − 1)/c.
 
     The same for Llama 3's all-gather and for a ring of key-value blocks (Ring Attention).
     """
@@ -102,7 +103,7 @@ def ring_attention_min_block(flops_per_second, bytes_per_second):
 
 
 def expert_capacity(tokens, experts, capacity_factor=1.0):
-    """Tokens that each expert takes: (tokens / experts) · capacity factor (Switch, arXiv 2101.03961, eq. 3)."""
+    """Tokens that each expert takes: tokens / experts · capacity factor (Switch, arXiv 2101.03961, eq. 3)."""
     return (
         whole_number("tokens", tokens)
         / whole_number("experts", experts)

@@ -27,8 +27,8 @@ def table_1():
                 not_tested(f"{name} activations", row["peak_act"], "depends on the compiler's buffers")
             )
     rule = (
-        "parameters ±0.4 %; memory = 12 bytes per parameter: Transformers in GiB ±1 %, AmoebaNets in GB, from "
-        "the rounded parameters, ±7 %"
+        "parameters ±0.4 %; memory, 12 bytes per parameter: Transformers in GiB ±1 %, AmoebaNets in GB "
+        "±7 %, from the rounded parameters"
     )
     return Table(PAPER, "table 1", rule, tuple(cells))
 
@@ -41,7 +41,7 @@ def _transformer(name, row):
     memory = training_state_bytes(parameters, RMSPROP) / GiB
     yield within(f"{name} parameters", row["params"][:-1], parameters / unit, relative=0.004)
     if row["col"] == "Naive-1" and row["model"] == "Transformer-3":
-        note = "printed as activations, and the activations (11.7G) as parameter memory: 282.2M · 12 B is 3.15 GiB"
+        note = "swapped with its neighbour: 282.2M · 12 B is 3.15 GiB, printed as activations"
         yield erratum(f"{name} memory", row["param_mem"][:-1], memory, note)
         yield Cell(f"{name} activations", row["peak_act"][:-1], None, "erratum", note)
     else:
@@ -52,7 +52,7 @@ def _amoeba_memory(name, row):
     unit = {"M": 1e6, "B": 1e9}[row["params"][-1]]
     gigabytes = float(row["params"][:-1]) * unit * RMSPROP.bytes_per_parameter / GB
     if "(72;512)" in name:
-        note = "24.62 is 12 bytes for 2.05 B parameters, not for the printed 1.8 B; the text's 25x is 2.05 B / 82 M"
+        note = "24.62 is 12 bytes for 2.05 B parameters, not 1.8 B; the text's 25x is 2.05 B / 82 M"
         return erratum(f"{name} memory", row["param_mem"][:-2], gigabytes, note)
     return within(f"{name} memory", row["param_mem"][:-2], gigabytes, relative=0.07)
 

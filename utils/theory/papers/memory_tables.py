@@ -35,7 +35,7 @@ def deepspeed():
         exact("ZeRO-3, GPU", "6.09", as_gib(on_gpu.gpu_bytes)),
         exact("ZeRO-3 all offloaded, GPU", "0.12", as_gib(everything.gpu_bytes)),
     )
-    rule = "rounded half up from 2851M parameters, 32M in the largest layer (the printed sizes are themselves rounded)"
+    rule = "rounded half up, from 2851M parameters with 32M in the largest layer"
     return Table("DeepSpeed", "memory estimators", rule, cells)
 
 

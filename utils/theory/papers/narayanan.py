@@ -75,7 +75,10 @@ def table_1():
         cells.append(interval(f"{name}B aggregate PFLOP/s", row["agg_PF"], *sums))
         cells.append(exact(f"{name}B GPUs", row["GPUs"], run.layout.world_size))
         cells.append(within(f"{name}B TFLOP/s", f"{run.tflops:.1f}", run.predict(), relative=0.06))
-    rule = "parameters rounded; shares and sums by interval from TFLOP/s ± 0.5; throughput model, 2 fitted constants, ±6 %"
+    rule = (
+        "parameters rounded; shares and sums by interval from TFLOP/s ± 0.5; throughput with 2 fitted "
+        "constants ±6 %"
+    )
     return Table(PAPER, "table 1", rule, tuple(cells))
 
 

@@ -15,7 +15,7 @@ def ring_attention():
         for column, computed in (("min_block_k", block), ("min_seq_k", 6 * block)):
             name = f"{row['host']} {column}"
             if row["host"] == "A100 IB":
-                note = "312 TFLOP/s over 12.5 GB/s is 24.96 thousand, six times that 149.76; the other rows follow the formula"
+                note = "312 TFLOP/s over 12.5 GB/s is 24.96 thousand, and six times that 149.76"
                 cells.append(erratum(name, row[column], computed, note))
             else:
                 cells.append(exact(name, row[column], computed))

@@ -1,7 +1,18 @@
-"""Zero Bubble Pipeline Parallelism, arXiv 2401.10241, tables 2, 4, 5 and 8; and Llama 3's layouts."""
+"""Zero Bubble Pipeline Parallelism, arXiv 2401.10241, tables 2, 4, 5, 8; DualPipe and Llama 3 with it."""
 
 from ..hardware import CHIPS
-from ..pipeline import Costs, bubble_time, interleaved_one_f_one_b, one_f_one_b, simulate, zb_h1, zb_h2, zb_v
+from ..pipeline import (
+    Costs,
+    bubble_time,
+    dualpipe,
+    dualpipe_v,
+    interleaved_one_f_one_b,
+    one_f_one_b,
+    simulate,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
 from .tables import Table, exact, interval, not_tested, read_table, within
 
 PAPER = "Zero Bubble"
@@ -105,6 +116,48 @@ def table_2():
     return Table(PAPER, "table 2, formulas", rule, tuple(cells))
 
 
+def repository_table():
+    """The authors' README: bubble rate, activations and messages against 1F1B when T_F = T_B = T_W."""
+    p, m = 8, 64
+    base = simulate(one_f_one_b(p, m))
+    printed = {"1F1B": (1, 1, 1), "ZB-H1": ("0.33", 1, 1), "ZB-H2": (0, 2, 1), "ZB-V": (0, 1, 2)}
+    cells = []
+    for name, generator in (("1F1B", one_f_one_b), ("ZB-H1", zb_h1), ("ZB-H2", zb_h2), ("ZB-V", zb_v)):
+        result = simulate(generator(p, m))
+        bubble, memory, messages = map(str, printed[name])
+        cells.append(exact(f"{name} bubble", bubble, result.bubble_time / base.bubble_time))
+        cells.append(exact(f"{name} memory", memory, result.peak_in_flight.max() / p))
+        ratio = result.messages_sent.sum() / base.messages_sent.sum()
+        cells.append(exact(f"{name} messages", messages, ratio))
+    for name in ("V-Half", "V-Min"):
+        cells.extend(not_tested(f"{name} {what}", "", "no generator here") for what in ("bubble", "memory"))
+    rule = "simulated, p = 8 and m = 64, rounded half up (ZB-H2 holds 2 − 1/p)"
+    return Table(PAPER, "repository, equal times", rule, tuple(cells))
+
+
+def dual_pipe():
+    """deepseek-ai/DualPipe: bubbles and activations by formula, against simulation with equal times."""
+    p, m = 8, 32
+    cells = []
+    for name, generator, ranks, peak in (
+        ("1f1b", one_f_one_b, p, p),
+        ("zb-h1", zb_h1, p, p),
+        ("dualpipe", dualpipe, p, p + 1),
+        ("dualpipe-v", dualpipe_v, p // 2, p + 1),
+    ):
+        result = simulate(generator(ranks, m))
+        stages_per_rank = p // ranks
+        bubble = bubble_time(name, ranks, m)
+        cells.append(exact(f"{name} bubble", f"{bubble:g}", result.bubble_time))
+        cells.append(exact(f"{name} activations", str(peak), stages_per_rank * result.peak_in_flight.max()))
+    return Table(
+        "DualPipe",
+        "README table",
+        "formulas with PP = 8 against simulation, T_F = T_B = T_W = 1 and F&B = F + B",
+        tuple(cells),
+    )
+
+
 def llama_3():
     """The Llama 3 herd, table 4: layouts, and the bubble of its interleaved schedule."""
     cells = []
@@ -131,4 +184,4 @@ def _times(row):
     return tuple(float(row[column]) for column in ("TF", "TB", "TW", "Tcomm"))
 
 
-TABLES = (table_5, table_8, table_4, table_2, llama_3)
+TABLES = (table_5, table_8, table_4, table_2, repository_table, dual_pipe, llama_3)
