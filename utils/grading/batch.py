@@ -161,6 +161,7 @@ def to_json(rows: list[Row], assignment: Assignment, graded: dict[str, tuple[str
         "lab_version": assignment.version,
         "sandbox": assignment.sandbox.level,
         "verified": assignment.verify is not None,
+        "seed": getattr(assignment.verify, "seed", None),
         "interrupted": interrupted,
         "tools": {name: version(name) for name in TOOLS},
         "students": [asdict(row) | {"graded": asdict(graded[row.student][1]) if row.student in graded else None} for row in rows],

@@ -23,6 +23,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 
 NOBODY = 65534
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
@@ -63,7 +64,12 @@ def command(description: str, inner: list[str]) -> list[str]:
 
 def limits_only(memory_bytes: int, inner: list[str]) -> list[str]:
     """Return the command that runs ``inner`` without a box, with limits for memory, files and processes."""
-    return [sys.executable, "-I", "-S", os.path.abspath(__file__), json.dumps({"memory_bytes": memory_bytes}), *inner]
+    return command(limits(memory_bytes), inner)
+
+
+def limits(memory_bytes: int) -> str:
+    """Return the description of no box, only limits."""
+    return json.dumps({"memory_bytes": memory_bytes})
 
 
 def level() -> tuple[str, str]:
@@ -104,8 +110,8 @@ print(*problems or ['closed'])
 """
 
 
-def main(description: str, inner: list[str]) -> int:
-    """Run ``inner`` in the box and return its exit code; 125 if the box could not be made."""
+def main(description: str, inner: list[str] | Callable[[], None]) -> int:
+    """Run ``inner``, a command or a function, in the box; return its exit code, 125 if the box could not be made."""
     box = json.loads(description) | {"as_root": os.geteuid() == 0}
     if "folder" not in box:
         _run(box, inner)
@@ -113,7 +119,7 @@ def main(description: str, inner: list[str]) -> int:
     ready, mapped = os.pipe(), os.pipe()
     middle = os.fork()
     if middle == 0:
-        _guarded(lambda: _make_namespaces(box, files, inner, ready[1], mapped[0]))
+        guarded(lambda: _make_namespaces(box, files, inner, ready[1], mapped[0]))
     os.close(ready[1])
     if os.read(ready[0], 1):
         outside = (NOBODY, NOBODY) if box["as_root"] else (os.geteuid(), os.getegid())
@@ -124,7 +130,7 @@ def main(description: str, inner: list[str]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1])
 
 
-def _guarded(work) -> None:
+def guarded(work) -> None:
     """Run ``work`` in a forked process, which ends here whatever happens."""
     try:
         code = work()
@@ -145,14 +151,15 @@ def _make_namespaces(box: dict, files: dict[str, bytes], inner: list[str], ready
     os.read(mapped, 1)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
+    _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of identity has undone the first one
     _call("unshare", _NEWNS | _NEWPID | _NEWNET | _NEWIPC)
     first = os.fork()
     if first == 0:
-        _guarded(lambda: _be_process_one(box, files, inner))
+        guarded(lambda: _be_process_one(box, files, inner))
     return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
 
 
-def _be_process_one(box: dict, files: dict[str, bytes], inner: list[str]) -> int:
+def _be_process_one(box: dict, files: dict[str, bytes], inner: list[str] | Callable[[], None]) -> int:
     _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _mount_everything(box, files)
     _loopback_up()
@@ -161,21 +168,24 @@ def _be_process_one(box: dict, files: dict[str, bytes], inner: list[str]) -> int
     _give_up_rights()
     main_process = os.fork()
     if main_process == 0:
-        _guarded(lambda: _run(box, inner))
+        guarded(lambda: _run(box, inner))
     while True:  # reap everybody; the command's end is the end of the box
         pid, status = os.wait()
         if pid == main_process:
             return os.waitstatus_to_exitcode(status)
 
 
-def _run(box: dict, inner: list[str]) -> None:
+def _run(box: dict, inner: list[str] | Callable[[], None]) -> None:
     limit("RLIMIT_AS", box["memory_bytes"])
     limit("RLIMIT_FSIZE", box.get("folder_bytes", 512 << 20))
     limit("RLIMIT_CORE", 0)
     if "folder" in box:
         limit("RLIMIT_NPROC", box["processes"])
         os.chdir(box["folder"])
-    os.execv(inner[0], inner)
+    if callable(inner):
+        inner()
+    else:
+        os.execv(inner[0], inner)
 
 
 def limit(name: str, value: int) -> None:

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 from utils.grading import batch, outputs
-from utils.grading.collect import collect, read_roster, safe_id
+from utils.grading.collect import Submitted, collect, read_roster, safe_id
 from utils.grading.errors import GradingError
 from utils.grading.feedback import feedback_html
 from utils.grading.grade import Assignment, grade_submission
-from utils.grading.late import read_policy
+from utils.grading.late import LatePolicy, read_policy
 from utils.grading.notebook import digest, dumps, grade_id, is_check, read, write
 from utils.grading.questions import questions
 from utils.grading.sandbox import choose
@@ -51,28 +51,35 @@ def grade_class(args: argparse.Namespace) -> int:
 
         verifier = verifier_of(verify_file, lab, root, sandbox, args.seed)
     assignment = Assignment(lab, root, sandbox, args.cell_timeout, args.total_timeout, args.extra_cells, verifier)
-    if args.self_check:
-        problems = self_check_problems(assignment, root / "solutions" / f"{name}.ipynb")
-        if problems:
+    try:
+        if args.self_check and (problems := self_check_problems(assignment, root / "solutions" / f"{name}.ipynb")):
             print("\n".join(problems), file=sys.stderr)
             return SELF_CHECK_FAILED
+        return _grade(args, assignment, submitted, policy, roster, overrides, out)
+    finally:
+        if verifier is not None:
+            verifier.close()
 
-    watched = [Path(args.lab), *_files(root / "utils"), *_files(root / "solutions")]
+
+def _grade(args: argparse.Namespace, assignment: Assignment, submitted: list[Submitted], policy: LatePolicy,
+           roster: list[str] | None, overrides: list[dict[str, str]], out: Path) -> int:
+    name = assignment.lab.metadata.course.lab
+    watched = [Path(args.lab), *_files(assignment.root / "utils"), *_files(assignment.root / "solutions")]
     before = fingerprint_files([*watched, *_files(Path(args.submissions))])
     extra_key = digest(repr((TOOL_VERSION, fingerprint_files(watched), args.seed, args.nbval_only)), 24)
-    known = {} if args.regrade and not args.student else batch.known_grades(out / "results.json")
-    if args.regrade:
-        known = {student: value for student, value in known.items() if student not in args.student}
+    earlier = batch.known_grades(out / "results.json")
+    again = {one.student for one in submitted} if args.regrade else set()
+    known = {student: value for student, value in earlier.items() if student not in again}
     graded, interrupted = batch.grade_all(assignment, submitted, jobs=args.jobs, known=known, extra_key=extra_key,
                                           progress=sys.stderr.isatty())
     if args.student:  # the others keep what an earlier run gave them
         everybody = collect(args.submissions, name)
-        graded |= {one.student: (*known[one.student], 0.0) for one in everybody
-                   if one.student not in graded and one.student in known}
+        graded |= {one.student: (*earlier[one.student], 0.0) for one in everybody
+                   if one.student not in graded and one.student in earlier}
         submitted = [one for one in everybody if one.student in graded]
     rows = batch.make_rows(assignment, submitted, graded, policy=policy, roster=roster, overrides=overrides)
     write_results(out, rows, assignment, graded, interrupted=interrupted, points_row=args.points_row, also=args.also)
-    summary(rows, out, sandbox.level)
+    summary(rows, out, assignment.sandbox.level)
     if interrupted:
         return INTERRUPTED
     if fingerprint_files([*watched, *_files(Path(args.submissions))]) != before:

@@ -24,6 +24,8 @@ from utils.grading.notebook import text_of
 from utils.grading.questions import TIMEOUT_SECONDS
 
 RUNNING_VARIABLE = "COURSE_RUNNING"
+NEEDED_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV",
+                    "CONDA_PREFIX", "SYSTEMROOT", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -40,28 +42,17 @@ class CellRun:
 
 
 def environment(folder: Path, root: Path) -> dict[str, str]:
-    """Return the environment for a kernel that works in ``folder`` with the course's ``utils`` from ``root``.
+    """Return the environment for a process that works in ``folder`` with the course's ``utils`` from ``root``.
 
-    Settings of the person who runs it (IPython start-up files, matplotlib styles) stay outside.  So does
-    ``PYTEST_CURRENT_TEST``: ipykernel shows no output of child processes while it is set.  ``COURSE_RUNNING`` tells
-    the notebook's code that it is run for a release, a check or a grade.
+    Of this process's own variables only those cross that a Python program needs to start: no keys, no settings.
+    ``COURSE_RUNNING`` tells a notebook's code that it is run for a release, a check or a grade.
     """
     path = [str(root), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    home = {
-        name: str(folder) for name in ("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "JUPYTER_CONFIG_DIR")
-    }
-    fixed = {
-        "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONNOUSERSITE": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",
-        RUNNING_VARIABLE: "1",
-    }
-    return (
-        {k: v for k, v in os.environ.items() if k not in ("PYTEST_CURRENT_TEST", "PYTHONSTARTUP")}
-        | home
-        | fixed
-    )
+    home = dict.fromkeys(("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR",
+                          "JUPYTER_DATA_DIR", "TORCH_HOME", "XDG_CACHE_HOME"), str(folder))
+    fixed = {"PYTHONPATH": os.pathsep.join(path), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1",
+             "PYTHONHASHSEED": "0", RUNNING_VARIABLE: "1"}
+    return {name: os.environ[name] for name in NEEDED_VARIABLES if name in os.environ} | home | fixed
 
 
 class Session:

@@ -74,8 +74,6 @@ def run_nbval(
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "OMP_NUM_THREADS": "1",
         }
-        env.pop("PYTEST_ADDOPTS", None)
-        env.pop("PYTEST_PLUGINS", None)
         guard = [sys.executable, os.path.realpath(nbval_guard.__file__), "{report_fd}", str(cell_timeout), "lab.ipynb"]
         command = sandbox.wrap(guard, folder)
         finished = processes.run(command, env=env, folder=folder, timeout_seconds=total_timeout)
