@@ -74,14 +74,16 @@ def tree_wins_below_bytes(world_size: int, link: str) -> float:
 
     Under the α–β model both times are straight lines in the message size, so two points of each tell where they cross.
     """
-    at_zero, at_one_gb = (
-        [all_reduce_seconds(algorithm, n_bytes, world_size, LINKS[link]) for algorithm in ("tree", "ring")] for n_bytes in (0, GB))
-    head_start = at_zero[1] - at_zero[0]
-    lost_per_byte = (at_one_gb[0] - at_one_gb[1] + head_start) / GB
-    return head_start / lost_per_byte if head_start > 0 else 0.0
+    def lead_of_the_tree(n_bytes):
+        tree, ring = (all_reduce_seconds(name, n_bytes, world_size, LINKS[link]) for name in ("tree", "ring"))
+        return ring - tree
+
+    head_start = lead_of_the_tree(0)
+    return head_start / (head_start - lead_of_the_tree(GB)) * GB if head_start > 0 else 0.0
 
 
-def algorithms_sentence(world_size: int = 4, n_bytes: int = MB, link: str = "NVLink 3", algorithm: str = "ring", runs=()) -> str:
+def algorithms_sentence(world_size: int = 4, n_bytes: int = MB, link: str = "NVLink 3", algorithm: str = "ring",
+                        runs=()) -> str:
     """The chosen algorithm's steps, seconds and bytes, where the tree stops winning, and what real ranks did.
 
     >>> print(algorithms_sentence(4, 1_000_000, "NVLink 3", "ring"))
@@ -90,9 +92,9 @@ def algorithms_sentence(world_size: int = 4, n_bytes: int = MB, link: str = "NVL
     _check(n_bytes, link, algorithm)
     seconds = all_reduce_seconds(algorithm, n_bytes, world_size, LINKS[link])
     sent = _busiest_bytes(algorithm, n_bytes, world_size)
-    text = (f"{ALGORITHMS[algorithm]} on {world_size} ranks, {bytes_text(n_bytes)} over {link}: "
-            f"{all_reduce_steps(algorithm, world_size)} steps, {seconds_text(seconds)}, {bytes_text(sent)} sent by the busiest rank · "
-            f"{_crossing_text(world_size, link)}")
+    text = (f"{ALGORITHMS[algorithm]} on {world_size:,} ranks, {bytes_text(n_bytes)} over {link}: "
+            f"{all_reduce_steps(algorithm, world_size):,} steps, {seconds_text(seconds)}, "
+            f"{bytes_text(sent)} sent by the busiest rank · {_crossing_text(world_size, link)}")
     run = _runs_by_algorithm(runs, world_size, n_bytes).get(algorithm)
     if run:
         wire = f", {_with_ratio(max(run.wire_bytes), sent)} on the wire" if run.wire_bytes else ""
@@ -101,7 +103,8 @@ def algorithms_sentence(world_size: int = 4, n_bytes: int = MB, link: str = "NVL
     return text
 
 
-def draw_algorithms(world_size: int = 4, n_bytes: int = MB, link: str = "NVLink 3", algorithm: str = "ring", runs=(), figure=None):
+def draw_algorithms(world_size: int = 4, n_bytes: int = MB, link: str = "NVLink 3", algorithm: str = "ring",
+                    runs=(), figure=None):
     """Draw seconds over message size for every algorithm, and below it the busiest rank's bytes and the steps.
 
     n_bytes: size of the tensor, a multiple of 4. runs: AllReduceRuns; those of the same N and size are drawn over the
@@ -109,19 +112,21 @@ def draw_algorithms(world_size: int = 4, n_bytes: int = MB, link: str = "NVLink 
     """
     _check(n_bytes, link, algorithm)
     here = _runs_by_algorithm(runs, world_size, n_bytes)
-    with style.drawing(figure, height=5.2) as figure:
-        curves = figure.add_axes([0.085, 0.46, 0.88, 0.455])
-        bars = figure.add_axes([0.195, 0.02, 0.42, 0.29])
+    with style.drawing(figure, height=4.6) as figure:
+        curves = figure.add_axes([0.095, 0.475, 0.865, 0.44])
+        bars = figure.add_axes([0.225, 0.02, 0.36, 0.28])
         figure.text(0.012, 0.98, _title(world_size, link), va="top", fontsize=10, fontweight="bold")
         _draw_curves(curves, world_size, n_bytes, link, algorithm, runs)
         _draw_bars(bars, world_size, n_bytes, algorithm, here)
-        figure.legend(handles=_legend(here), loc="upper left", bbox_to_anchor=(0.185, 0.372), ncols=3, handlelength=1.2, columnspacing=1.4)
+        figure.legend(handles=_legend(here), loc="upper left", bbox_to_anchor=(0.0, 0.372), ncols=3,
+                      handlelength=1.2, columnspacing=1.2)
     return figure
 
 
 def _check(n_bytes, link, algorithm):
     if whole_number("n_bytes", n_bytes, minimum=0) % ELEMENT_BYTES:
-        raise ValueError(f"n_bytes must be a multiple of {ELEMENT_BYTES}, the bytes of one fp32 element, but {n_bytes} was given.")
+        raise ValueError(f"n_bytes must be a multiple of {ELEMENT_BYTES}, the bytes of one fp32 element, "
+                         f"but {n_bytes} was given.")
     one_of("link", link, tuple(LINKS))
     one_of("algorithm", algorithm, tuple(ALGORITHMS))
 
@@ -162,21 +167,16 @@ def _curve(algorithm, world_size, link):
 
 
 def _draw_curves(ax, world_size, n_bytes, link, algorithm, runs):
-    chosen_colour = style.colour("communication")
     for name in [*(name for name in ALGORITHMS if name != algorithm), algorithm]:
-        ax.plot(_CURVE_SIZES, _curve(name, world_size, link), linestyle=_DASHES[name],
-                color=chosen_colour if name == algorithm else style.QUIET, linewidth=2.6 if name == algorithm else 1.4)
+        ax.plot(_CURVE_SIZES, _curve(name, world_size, link), **_line(name, algorithm))
     seconds = all_reduce_seconds(algorithm, n_bytes, world_size, LINKS[link])
     ax.axvline(n_bytes, color=style.INK, linewidth=0.8)
-    ax.plot([n_bytes], [seconds], "o", color=chosen_colour, markersize=7, zorder=4, clip_on=False)
+    ax.plot([n_bytes], [seconds], "o", color=style.colour("communication"), markersize=7, zorder=4, clip_on=False)
     crossing = tree_wins_below_bytes(world_size, link)
     if _CURVE_SIZES[0] <= crossing <= _CURVE_SIZES[-1]:
         _mark_crossing(ax, crossing, all_reduce_seconds("ring", crossing, world_size, LINKS[link]))
     if link == LOOPBACK:
-        for run in runs:
-            if run.world_size == world_size and run.algorithm in ALGORITHMS:
-                ax.plot([run.elements * ELEMENT_BYTES], [run.seconds], "s", markerfacecolor=chosen_colour, markeredgecolor="black",
-                        markersize=7 if run.algorithm == algorithm else 4, zorder=6)
+        _mark_measured_seconds(ax, [run for run in runs if (run.world_size, run.algorithm) == (world_size, algorithm)])
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlim(_CURVE_SIZES[0], _CURVE_SIZES[-1])
@@ -190,10 +190,24 @@ def _draw_curves(ax, world_size, n_bytes, link, algorithm, runs):
         axis.set_minor_locator(NullLocator())
     ax.grid()
     ax.set_xlabel("message size (one rank's tensor)", labelpad=2)
-    handles = [Line2D([], [], linestyle=_DASHES[name], color=chosen_colour if name == algorithm else style.QUIET,
-                      linewidth=2.6 if name == algorithm else 1.4, label=label) for name, label in ALGORITHMS.items()]
-    ax.legend(handles=handles, loc="upper left", handlelength=3, title="seconds by the α–β model", title_fontsize=8, alignment="left",
+    ax.legend(handles=[Line2D([], [], label=label, **_line(name, algorithm)) for name, label in ALGORITHMS.items()],
+              title="seconds by the α–β model", title_fontsize=8, alignment="left", loc="upper left", handlelength=3,
               frameon=True, framealpha=0.85, edgecolor="none")
+
+
+def _line(name, chosen):
+    """How the curve of an algorithm looks: the chosen one stands out, the others differ by their dashes."""
+    if name == chosen:
+        return {"linestyle": _DASHES[name], "color": style.colour("communication"), "linewidth": 2.6}
+    return {"linestyle": _DASHES[name], "color": style.QUIET, "linewidth": 1.4}
+
+
+def _mark_measured_seconds(ax, runs):
+    for run in runs:
+        ax.plot([run.elements * ELEMENT_BYTES], [run.seconds], "s", markersize=7, zorder=6,
+                markerfacecolor=style.colour("communication"), markeredgecolor="black")
+        ax.annotate("measured", (run.elements * ELEMENT_BYTES, run.seconds), (-7, 0), textcoords="offset points",
+                    ha="right", va="center", fontsize=8)
 
 
 def _mark_crossing(ax, crossing, seconds):
@@ -218,8 +232,8 @@ def _draw_bars(ax, world_size, n_bytes, algorithm, here):
             text += f"\nmeasured: {_with_ratio(max(run.sent_bytes), sent)} in {run.steps}"
             if run.wire_bytes:
                 ax.barh(row + 0.16, max(run.wire_bytes), height=0.26, hatch="||||", **style.measured("communication"))
-        ax.annotate(text, (1, row), (8, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=8,
-                    fontweight=weight, linespacing=1.3)
+        ax.annotate(text, (1, row), (8, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                    va="center", fontsize=8, fontweight=weight, linespacing=1.3)
     ax.set_ylim(len(ALGORITHMS) - 0.5, -0.5)
     ax.set_xlim(left=0)
     ax.set_xticks([])

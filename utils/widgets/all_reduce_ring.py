@@ -12,8 +12,8 @@ from utils.theory.arguments import whole_number
 from utils.theory.collectives import REDUCE_SCATTER, all_reduce_elements_sent, chunk_sizes, ring_schedule
 from utils.theory.resnet import resnet18_parameters
 from utils.widgets import style
-from utils.widgets.frame import Frame
 from utils.widgets.all_reduce_run import MOST_RANKS, measure_all_reduce
+from utils.widgets.frame import Frame
 
 
 def ring_steps(world_size: int = 4, elements: int = 1000, step: int = 1) -> Frame:
@@ -101,9 +101,9 @@ def draw_ring_step(world_size: int = 4, elements: int = 1000, step: int = 1, run
     """
     schedule = _checked(world_size, step)
     moves = schedule[step - 1] if step else []
-    with style.drawing(figure, height=4.3) as figure:
-        grid = figure.add_axes([0.075, 0.035, 0.665, 0.755])
-        bars = figure.add_axes([0.765, 0.035, 0.22, 0.755])
+    with style.drawing(figure, height=3.75) as figure:
+        grid = figure.add_axes([0.087, 0.03, 0.653, 0.745])
+        bars = figure.add_axes([0.765, 0.03, 0.222, 0.745])
         figure.text(0.012, 0.975, _title(world_size, step), va="top", fontsize=10, fontweight="bold")
         _draw_contents(grid, world_size, elements, step, moves)
         _draw_moves(grid, world_size, moves)
@@ -143,9 +143,11 @@ def _draw_contents(ax, world_size, elements, step, moves):
     style.rank_lanes(ax, world_size)
     sizes = chunk_sizes(elements, world_size)
     ax.set_xticks(range(world_size), [f"chunk {chunk}\n{size:,}" for chunk, size in enumerate(sizes)])
-    ax.tick_params(axis="x", length=0, labeltop=True, labelbottom=False, labelsize=8 if world_size < 7 else 7)
+    ax.tick_params(axis="x", length=0, labeltop=True, labelbottom=False,
+                   labelsize=8 if world_size < 6 else 6.5 if world_size < 8 else 6)
     ax.tick_params(axis="y", pad=1)
-    ax.annotate("elements", (0, 1), (-1, 4), xycoords="axes fraction", textcoords="offset points", ha="right", fontsize=7, color=style.QUIET)
+    ax.annotate("elements", (0, 1), (-1, 4), xycoords="axes fraction", textcoords="offset points", ha="right",
+                fontsize=7, color=style.QUIET)
     ax.spines[["top", "bottom", "left", "right"]].set_visible(False)
 
     holds = ring_contents(world_size, step)
@@ -159,11 +161,14 @@ def _draw_contents(ax, world_size, elements, step, moves):
     for contributor in range(world_size):
         for tiles, ink in ((holds & ~complete, style.INK), (complete, "white")):
             x, y = (corners[tiles[:, :, contributor], contributor] + (wide / 2, high / 2)).T
-            ax.plot(x, y, linestyle="none", marker=_digit(contributor), markersize=5.5 if world_size > 4 else 8,
+            if len(x) == 0:
+                continue
+            ax.plot(x, y, linestyle="none", marker=_digit(contributor), markersize=5 if world_size > 4 else 7.5,
                     markeredgewidth=0, color=ink, zorder=3)
-    for rank, chunk in [(move.rank, move.receive_chunk) for move in moves]:
-        ax.add_patch(Rectangle((chunk - _TILES_WIDE / 2 - 0.02, rank - _TILES_HIGH / 2 - 0.02), _TILES_WIDE + 0.04, _TILES_HIGH + 0.04,
-                               facecolor="none", edgecolor=style.colour("communication"), linewidth=2, zorder=4))
+    for move in moves:
+        corner = move.receive_chunk - _TILES_WIDE / 2 - 0.02, move.rank - _TILES_HIGH / 2 - 0.02
+        ax.add_patch(Rectangle(corner, _TILES_WIDE + 0.04, _TILES_HIGH + 0.04, facecolor="none",
+                               edgecolor=style.colour("communication"), linewidth=2, zorder=4))
 
 
 def _tiles(world_size):
@@ -208,7 +213,7 @@ def _draw_sent(ax, world_size, elements, step, run):
     ax.barh(ranks, ring_sent_so_far(world_size, elements, step), height=0.5, **style.theory("communication"))
     if run:
         ax.barh(ranks, _measured_so_far(run, step), height=0.24, **style.measured("communication"))
-    style.rank_lanes(ax, world_size)
+    ax.set_ylim(world_size - 0.5, -0.5)
     ax.set_yticks([])
     most = max(1, int(total.max()))
     ax.set_xlim(0, most)

@@ -68,10 +68,10 @@ class Frame(ipywidgets.VBox):
             control.layout.width = "auto"
 
         left = ipywidgets.VBox([*([self.preset] if presets else []), *controls.values(), *extras],
-                               layout={"flex": "1 1 260px", "max_width": "420px", "padding": "0 12px 0 0"})
+                               layout={"flex": "1 1 230px", "max_width": "420px", "padding": "0 12px 0 0"})
         below = [ipywidgets.HBox([self.button, self.note], layout={"flex_flow": "row wrap", "align_items": "center"})]
         right = ipywidgets.VBox([self.sentence, self.picture, *(below if measure else [])],
-                                layout={"flex": "2.4 1 480px", "min_width": "0"})
+                                layout={"flex": "2.6 1 540px", "min_width": "0"})
         super().__init__([ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap", "align_items": "flex-start"})])
 
         self.redraw()
@@ -102,9 +102,12 @@ class Frame(ipywidgets.VBox):
                 sentence = self._say(runs=self.runs, **self.values)
                 self._figure = self._draw(figure=self._figure, runs=self.runs, **self.values)
             except ValueError as error:
+                if self._figure is None:
+                    raise  # the first state is the author's: nobody moved a control yet
                 self._show_note(str(error), trouble=True)
                 return
-            self._show_note("")
+            if not self.running:
+                self._show_note("")
             self.text = sentence
             self.sentence.value = f'<div role="status" style="line-height: 1.4">{html.escape(sentence)}</div>'
             self.picture.value = style.png(self._figure)
@@ -125,18 +128,14 @@ class Frame(ipywidgets.VBox):
     def _run(self, values):
         trouble = ""
         try:
-            result = self._measure(**values)
+            self.runs = (*self.runs, self._measure(**values))
+            self.redraw()
         except (RankError, ValueError) as error:
             trouble = str(error)
         except Exception as error:  # a reader cannot see this thread's traceback
             trouble = f"The run failed with {type(error).__name__}: {error}"
         with self._drawing_lock:
-            if not trouble:
-                self.runs = (*self.runs, result)
-            self._shown = None
-            self.redraw()
-            if trouble:
-                self._show_note(trouble, trouble=True)
+            self._show_note(trouble, trouble=True)
             self._run_thread = None
             self.button.disabled = False
 
@@ -144,13 +143,14 @@ class Frame(ipywidgets.VBox):
         values = self._presets.get(change["new"])
         if values is None or self._hold:
             return
-        self._hold = True
-        try:
-            for name, value in values.items():
-                getattr(self.controls, name).value = value
-        finally:
-            self._hold = False
-        self.redraw()
+        with self._drawing_lock:
+            self._hold = True
+            try:
+                for name, value in values.items():
+                    getattr(self.controls, name).value = value
+            finally:
+                self._hold = False
+            self.redraw()
 
     def _name_preset(self):
         """Let the dropdown say which preset the state is, or that it is none."""
@@ -171,13 +171,13 @@ class Frame(ipywidgets.VBox):
             return style.png_with_text(self._figure, self.text)
 
     def _repr_mimebundle_(self, **kwargs):
-        return live_or_static(self, {"image/png": base64.b64encode(self.static_png()).decode(), "text/plain": self.text})
+        picture = base64.b64encode(self.static_png()).decode()
+        return with_live_view(self, {"image/png": picture, "text/plain": self.text})
 
 
-def live_or_static(widget, static: dict) -> dict:
+def with_live_view(widget, static: dict) -> dict:
     """One output in several forms: `widget` where there is a kernel, else the best of `static` ({MIME type: data})."""
-    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
-    return {LIVE_VIEW: view, **static}
+    return {LIVE_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}, **static}
 
 
 def without_live_views(notebook) -> None:

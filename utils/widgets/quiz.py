@@ -13,7 +13,7 @@ import math
 import ipywidgets
 
 from utils.widgets import style
-from utils.widgets.frame import live_or_static
+from utils.widgets.frame import with_live_view
 
 
 def predict(question: str, answer, explanation: str = "", choices=None, unit: str = "", tolerance: float = 0.05):
@@ -83,7 +83,7 @@ class Quiz(ipywidgets.VBox):
         choices = "".join(f"<li>{html.escape(str(choice))}</li>" for choice in getattr(self.entry, "options", ()))
         folded = f"<details><summary>The answer</summary>{html.escape(f'{answer}. {self.explanation}'.strip())}</details>"
         text = f"<b>Predict first.</b> {html.escape(self.question)}{f'<ul>{choices}</ul>' if choices else ''}{folded}"
-        return live_or_static(self, {"text/html": f"<div>{text}</div>", "text/plain": f"Predict first. {self.question}"})
+        return with_live_view(self, {"text/html": f"<div>{text}</div>", "text/plain": f"Predict first. {self.question}"})
 
 
 def _check(answer, choices, tolerance):

@@ -1,14 +1,17 @@
 """How every figure of the course looks, and the few things that every figure needs.
 
-A figure is 7.2 inches wide at 125 dots per inch: 900 pixels. Its background is opaque white, so that it reads the
-same on JupyterLab's dark theme. Margins are chosen by the drawing function and not searched for: a tight or
-constrained layout draws everything twice, and a picture that follows a slider has 100 ms.
+A figure is 6.25 inches wide at 144 dots per inch: 900 pixels, and still readable at 600, beside a widget's controls.
+Its background is opaque white, so that it reads the same on JupyterLab's dark theme. Margins are chosen by the
+drawing function and not searched for: a tight or constrained layout draws everything twice, and a picture that
+follows a slider has 100 ms.
 
 Colours come from `utils.palette` by meaning: ``colour("communication")``. Theory is the colour at half strength,
 a measurement the same colour at full strength with a black edge, idle time white with light hatching.
 """
 import contextlib
 import io
+import textwrap
+import threading
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -18,12 +21,12 @@ from PIL import Image
 
 from utils.palette import COLOURS
 
-WIDTH_INCHES, DPI = 7.2, 125
+WIDTH_INCHES, DPI = 6.25, 144
 INK, QUIET, FAINT = "#222222", "#767676", "#DDDDDD"
 """Text; text that steps back (still 4.5:1 on white); grids and empty cells."""
 
 SETTINGS = {
-    "figure.figsize": (WIDTH_INCHES, 4.0),
+    "figure.figsize": (WIDTH_INCHES, 3.5),
     "figure.dpi": DPI,
     "savefig.dpi": DPI,
     "figure.facecolor": "white",
@@ -71,12 +74,12 @@ def use_style() -> None:
 
 
 @contextlib.contextmanager
-def drawing(figure: Figure | None = None, height: float = 4.0):
+def drawing(figure: Figure | None = None, height: float = 3.5):
     """Hand out an empty figure, `height` inches high, to draw on with the course's settings.
 
     figure: one to be emptied and used again, which saves time when a slider moves; None for a new one.
     """
-    with matplotlib.rc_context(SETTINGS):
+    with _settings():
         if figure is None:
             figure = Picture(figsize=(WIDTH_INCHES, height), dpi=DPI)
             FigureCanvasAgg(figure)
@@ -86,17 +89,32 @@ def drawing(figure: Figure | None = None, height: float = 4.0):
         yield figure
 
 
+_one_at_a_time = threading.RLock()
+
+
+@contextlib.contextmanager
+def _settings():
+    """The course's settings for a while. They belong to the whole process, and widgets draw in several threads."""
+    with _one_at_a_time:
+        before = {name: matplotlib.rcParams[name] for name in SETTINGS}
+        matplotlib.rcParams.update(SETTINGS)
+        try:
+            yield
+        finally:
+            matplotlib.rcParams.update(before)
+
+
 def png(figure: Figure) -> bytes:
     """The figure as a PNG file of at most 256 colours: a quarter of the usual size, and quicker to write."""
-    with matplotlib.rc_context(SETTINGS):
+    with _settings():
         return _write_png(_pixels(figure))
 
 
 def png_with_text(figure: Figure, text: str) -> bytes:
     """The figure as a PNG file with a line of text above it, wrapped where it is too long."""
-    with matplotlib.rc_context(SETTINGS):
+    with _settings():
         picture = _pixels(figure)
-        lines = _wrap(text, 110)
+        lines = textwrap.wrap(text, 98) or [""]
         strip = Picture(figsize=(WIDTH_INCHES, 0.16 + 0.19 * len(lines)), dpi=DPI)
         FigureCanvasAgg(strip)
         strip.text(0.012, 1 - 0.09 / strip.get_figheight(), "\n".join(lines), va="top", fontsize=9, linespacing=1.35)
@@ -115,14 +133,10 @@ def _pixels(figure):
 
 def _write_png(image):
     few_colours = image.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    few_colours.putpalette([255 if level > 252 else level for level in few_colours.getpalette()])  # white stays white
     file = io.BytesIO()
     few_colours.save(file, "png", compress_level=6)
     return file.getvalue()
-
-
-def _wrap(text, width):
-    import textwrap
-    return textwrap.wrap(text, width) or [""]
 
 
 # ---- colours by meaning -------------------------------------------------------------------------------------------

@@ -1,0 +1,50 @@
+"""How long a widget takes to redraw after a control moved: median and spread per widget, in milliseconds.
+
+    python benchmarks/widgets.py [redraws]
+
+A redraw is everything that the kernel does: theory, matplotlib, PNG, and handing the picture to the front end.
+"""
+import statistics
+import sys
+import time
+from itertools import cycle, islice
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from utils.widgets.all_reduce import compare_algorithms, ring_steps
+from utils.widgets.all_reduce_algorithms import SIZES, WORLD_SIZES
+
+WIDGETS = [
+    ("ring_steps, N = 2", ring_steps(2), "step", range(3)),
+    ("ring_steps, N = 4", ring_steps(4), "step", range(7)),
+    ("ring_steps, N = 8", ring_steps(8), "step", range(15)),
+    ("compare_algorithms, message", compare_algorithms(), "n_bytes", SIZES),
+    ("compare_algorithms, N", compare_algorithms(), "world_size", WORLD_SIZES),
+]
+
+
+def redraw_milliseconds(frame, name, values, redraws):
+    """Milliseconds of each of `redraws` redraws while the control `name` takes one value after the other."""
+    times = []
+    for value in islice(cycle(values), redraws):
+        control = getattr(frame.controls, name)
+        if control.value == value:
+            continue
+        begin = time.perf_counter()
+        control.value = value
+        times.append(1e3 * (time.perf_counter() - begin))
+    return times
+
+
+def main(redraws=60):
+    print(f"{'widget':30} {'median':>8} {'10 %':>8} {'90 %':>8} {'PNG':>8}")
+    for title, frame, name, values in WIDGETS:
+        times = redraw_milliseconds(frame, name, values, redraws)
+        tenths = statistics.quantiles(times, n=10)
+        print(f"{title:30} {statistics.median(times):5.0f} ms {tenths[0]:5.0f} ms {tenths[-1]:5.0f} ms "
+              f"{len(frame.picture.value) / 1000:5.0f} KB")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
