@@ -55,8 +55,8 @@ def ring_all_reduce(tensor, group=None):
 def unchunked_ring_all_reduce(tensor, group=None):
     """Whole tensors travel round the ring and each rank adds what passes by: (N−1)Ψ sent per rank.
 
-       That is N/2 times what the chunked ring sends.
-    Every rank adds in another order, so that replicas of floats differ in their last bits.
+    That is N/2 times what the chunked ring sends. Every rank adds in another order, so that replicas of floats
+    differ in their last bits.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     total = _flat(tensor)

@@ -1,0 +1,124 @@
+"""How a check ends: one fixed line when all is right, one short error that says what is wrong when it is not."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from utils.checks.boundary import call_on_ranks
+
+
+class CheckFailed(AssertionError):
+    """An answer is not right yet. The message says what was given, what came, what was expected, where to look."""
+
+    def _render_traceback_(self):
+        """What a notebook shows: the message alone."""
+        return f"CheckFailed: {self}".splitlines()
+
+
+@dataclass(frozen=True)
+class SubCheck:
+    """One thing that is looked at: its name for the student, and check(call, seed), which raises CheckFailed."""
+
+    name: str
+    check: object
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one sub-check; `message` is empty when it passed."""
+
+    name: str
+    passed: bool
+    message: str
+
+
+def wrong(sentence, given=None, came=None, expected=None, look_at=None):
+    """Return the CheckFailed that says `sentence` first, and then what it was about, a line each."""
+    lines = [("given", given), ("came", came), ("expected", expected), ("look at", look_at)]
+    details = [f"  {label:<10}{shown(value)}" for label, value in lines if value is not None]
+    return CheckFailed("\n".join([sentence, *details]))
+
+
+def verify(sub_checks, call, seed):
+    """Run every sub-check through `call` and return a Result for each: for partial credit."""
+    return [_result(sub_check, call, seed) for sub_check in sub_checks]
+
+
+def check_all(question, sub_checks, functions, seed):
+    """Run the sub-checks on the student's `functions` until one fails; print one line when none does.
+
+    Raises CheckFailed with the message of the first that fails.
+    """
+    message = first_failure(question, sub_checks, functions, seed)
+    if message:
+        raise CheckFailed(message) from None
+    print(f"{question}: {len(sub_checks)}/{len(sub_checks)} checks passed")
+
+
+def first_failure(question, sub_checks, functions, seed):
+    """The message of the first sub-check that fails, and how many passed before it; "" when none fails."""
+    call = call_on_ranks(*functions)
+    for number, sub_check in enumerate(sub_checks):
+        result = _result(sub_check, call, seed)
+        if not result.passed:
+            count = f"{number} of {len(sub_checks)} checks passed; the next one is “{sub_check.name}”."
+            return f"{result.message}\n{question}: {count}"
+    return ""
+
+
+def _result(sub_check, call, seed):
+    try:
+        sub_check.check(call, seed)
+    except CheckFailed as failure:
+        return Result(sub_check.name, False, str(failure))
+    return Result(sub_check.name, True, "")
+
+
+def outputs_of(call, probe, world_size, given, **arguments):
+    """Call the student's function on `world_size` ranks; raise CheckFailed with the verdict if the run fails.
+
+    `given` describes the inputs in words.
+    """
+    outputs = call({"probe": probe, "world_size": world_size, "arguments": arguments})
+    error = outputs["error"]
+    if error is None:
+        return outputs
+    message, kind = _without_our_own_lines(str(error["message"]), probe), str(error["kind"])
+    if "NotImplementedError" in message:
+        raise CheckFailed(
+            "There is no answer yet: the function raised NotImplementedError.\n"
+            "  look at   the line '# YOUR CODE HERE': your code takes its place and that of the line below it"
+        )
+    sentence = {
+        "deadlock": "The ranks wait for each other and would wait for ever.",
+        "timeout": "The function did not come to an end.",
+        "difference": "The ranks did not call what belongs together.",
+        "killed": "A rank was killed while it ran the function.",
+        "unpicklable": "The function, or what it returned, cannot be used.",
+    }.get(kind, "The function raised an error.")
+    printed = [
+        f"rank {rank} printed: {text.strip()[:300]}"
+        for rank, text in enumerate(outputs["printed"])
+        if text.strip()
+    ]
+    lines = [f"  {line}" for line in message.splitlines()]
+    raise CheckFailed("\n".join([sentence, *lines, f"  given     {given}", *printed[:8]]))
+
+
+def _without_our_own_lines(message, probe):
+    """The verdict without the frames of the checks: the student's own lines are what counts."""
+    ours = (f"{probe.split('.')[0]}.py line", "boundary.py line")
+    return "\n".join(line for line in message.splitlines() if not line.strip().startswith(ours))
+
+
+def shown(value):
+    """Numbers short enough to read: at most 8 of them, 5 digits each."""
+    if isinstance(value, np.ndarray):
+        flat = value.reshape(-1)
+        numbers = ", ".join(f"{number:.5g}" for number in flat[:8].tolist())
+        return f"[{numbers}{', …' if flat.size > 8 else ''}]"
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
