@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from .activations import check_tensor, layer_activation_bytes
-from .arguments import whole_number
+from .arguments import fraction, whole_number
 from .grid import (
     DIMENSIONS,
     Layout,
@@ -147,6 +147,8 @@ def plan(
 
     memory_share: of the chip's memory, what training may use; the rest is for buffers and fragments.
     """
+    whole_number("batch", batch)
+    fraction("memory_share", memory_share)
     gpus = cluster.gpus
     largest_tensor = whole_number("largest_tensor", largest_tensor or cluster.gpus_per_node)
     ranked, rejected = [], []

@@ -86,7 +86,7 @@ class Simulation:
     @property
     def bubble_time(self):
         """`span_time` less the work of the busiest rank."""
-        return self.span_time - self.busy_time.max()
+        return float(self.span_time - self.busy_time.max())
 
     @property
     def bubble_rate(self):
@@ -96,7 +96,7 @@ class Simulation:
     @property
     def bubble_over_ideal(self):
         """The bubble against the time of the work alone, as Narayanan et al. 2021 count it: (p − 1)/m."""
-        return self.bubble_time / self.busy_time.max()
+        return float(self.bubble_time / self.busy_time.max())
 
     @property
     def peak_in_flight(self):

@@ -1,24 +1,22 @@
 """All tables, and the scoreboard: cells, exact, in band, errata, not tested, off."""
 
+from ..arguments import one_of
 from . import gpipe, korthikanti, megatron, memory_tables, narayanan, network, zero, zero_bubble
 from .tables import VERDICTS
 
-TABLES = (
-    *zero.TABLES,
-    *megatron.TABLES,
-    *gpipe.TABLES,
-    *narayanan.TABLES,
-    *korthikanti.TABLES,
-    *zero_bubble.TABLES,
-    *memory_tables.TABLES,
-    *network.TABLES,
-)
+MODULES = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (zero, megatron, gpipe, narayanan, korthikanti, zero_bubble, memory_tables, network)
+}
+
+TABLES = tuple(function for module in MODULES.values() for function in module.TABLES)
 """Functions without arguments, each of which returns a Table."""
 
 
-def all_tables():
-    """Every Table, computed now."""
-    return [function() for function in TABLES]
+def all_tables(module=None):
+    """Every Table, computed now; or only those of one of MODULES, by its name."""
+    functions = TABLES if module is None else MODULES[one_of("module", module, tuple(MODULES))].TABLES
+    return [function() for function in functions]
 
 
 def scoreboard(tables=None):
