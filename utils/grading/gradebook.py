@@ -44,12 +44,11 @@ def grade_class(args: argparse.Namespace) -> int:
                               memory_bytes=read_size(args.memory), at_own_risk=args.i_know)
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
-    verify_file = root / "solutions" / "verify" / f"{name}.py"
     verifier = None
-    if verify_file.exists() and not args.nbval_only:
+    if not args.nbval_only:
         from utils.grading.verify import verifier_of
 
-        verifier = verifier_of(verify_file, lab, root, sandbox, args.seed)
+        verifier = verifier_of(lab, root, sandbox, args.seed)
     assignment = Assignment(lab, root, sandbox, args.cell_timeout, args.total_timeout, args.extra_cells, verifier)
     try:
         if args.self_check and (problems := self_check_problems(assignment, root / "solutions" / f"{name}.ipynb")):

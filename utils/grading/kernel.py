@@ -51,7 +51,7 @@ def environment(folder: Path, root: Path) -> dict[str, str]:
     home = dict.fromkeys(("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR",
                           "JUPYTER_DATA_DIR", "TORCH_HOME", "XDG_CACHE_HOME"), str(folder))
     fixed = {"PYTHONPATH": os.pathsep.join(path), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1",
-             "PYTHONHASHSEED": "0", RUNNING_VARIABLE: "1"}
+             "PYTHONHASHSEED": "0", "TORCH_CPP_LOG_LEVEL": "ERROR", RUNNING_VARIABLE: "1"}
     return {name: os.environ[name] for name in NEEDED_VARIABLES if name in os.environ} | home | fixed
 
 

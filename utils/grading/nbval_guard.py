@@ -27,6 +27,7 @@ from queue import Empty
 BYTES_PER_CELL = 2_000_000
 GRACE_SECONDS = 5.0
 SLICE_SECONDS = 0.25
+PATIENCE_SECONDS = 2.0
 KEPT_CHARACTERS = 4_000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
@@ -239,16 +240,14 @@ def main(report_fd: int, cell_timeout: float, notebook: str) -> int:
 
 
 def end_children() -> int:
-    """End what the notebook left running; return how many processes that were."""
+    """End what the notebook left running, after a moment in which it may end by itself; return how many it was."""
     import psutil
 
-    ended = set()
+    ended: set[int] = set()
+    patience = PATIENCE_SECONDS
     for _ in range(5):
-        children = [
-            child
-            for child in psutil.Process().children(recursive=True)
-            if child.status() != psutil.STATUS_ZOMBIE
-        ]
+        children = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+        _, children = psutil.wait_procs(children, timeout=patience)
         if not children:
             break
         for action in (psutil.Process.suspend, psutil.Process.kill):
@@ -257,6 +256,7 @@ def end_children() -> int:
                     action(child)
         ended |= {child.pid for child in children}
         psutil.wait_procs(children, timeout=2)
+        patience = 0
     return len(ended)
 
 

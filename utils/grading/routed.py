@@ -2,6 +2,7 @@
 
 Each rank is a process with one socket to this router.  A send is a rendezvous: it ends when the receiver has asked for
 it, as for large tensors under gloo and NCCL; so a ring in which everybody sends first is found to be stuck at once.
+All times are this process's own.
 """
 
 from __future__ import annotations
@@ -18,11 +19,18 @@ import numpy as np
 from utils.grading import plain_data
 from utils.grading.plain_data import BadData, Closed
 
-MOST_MESSAGES = 100_000
+MOST_CALLS = 100_000
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier")
+_REDUCE = {"sum": np.sum, "product": np.prod, "min": np.min, "max": np.max,
+           "avg": lambda stacked, axis: (np.sum(stacked, axis) / len(stacked)).astype(stacked.dtype)}
 
 
 class StudentError(AssertionError):
-    """The student's code did not do what was asked; the message is for the student."""
+    """The student's code did not do what was asked; the message is for the student, ``kind`` is one word."""
+
+    def __init__(self, message: str, kind: str = "raised", rank: int | None = None):
+        super().__init__(message)
+        self.kind, self.rank = kind, rank
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,53 @@ class Message:
         return self.values.nbytes
 
 
+@dataclass
+class Call:
+    """A communication call of a rank, as the router saw it."""
+
+    rank: int
+    number: int
+    op: str
+    peer: int
+    tag: int
+    dtype: str
+    elements: int
+    root: int
+    reduce: str
+    data: bytes
+    clock: int
+    start: float
+    waited: float | None = None
+    step: int | None = None
+    source: int = -1
+    answer: bytes = b""
+
+    def __str__(self) -> str:
+        if self.op in ("send", "recv"):
+            other = f"rank {self.peer}" if self.peer >= 0 else "any rank"
+            return f"{self.op} {'to' if self.op == 'send' else 'from'} {other}"
+        return f"{self.op} of {self.elements} elements of {self.dtype}" if self.elements else self.op
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The begin (``kind`` is ``"span"``) or end (``"done"``) of a span of a rank."""
+
+    kind: str
+    number: int
+    name: str
+    tags: dict
+    time: float
+
+
 @dataclass(frozen=True)
 class RoutedRun:
-    """What came of a call on every rank: the return values and all messages, in the order in which they were matched."""
+    """What came of a call on every rank: return values, messages in the order in which they were matched, calls, marks."""
 
     values: list[Any]
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
+    calls: tuple[tuple[Call, ...], ...] = ()
+    marks: tuple[tuple[Mark, ...], ...] = ()
 
     @property
     def steps(self) -> int:
@@ -63,36 +112,30 @@ class RoutedRun:
 
 
 @dataclass
-class _Post:
-    rank: int
-    number: int
-    kind: str
-    peer: int
-    tag: int
-    dtype: str
-    elements: int
-    data: bytes
-    clock: int
-    step: int | None = None
-    answer: str = ""
-
-
-@dataclass
 class _Rank:
     clock: int = 0
-    posts: dict[int, _Post] = field(default_factory=dict)
-    waits_for: int | None = None
+    calls: dict[int, Call] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    collectives: int = 0
+    waits_for: Call | None = None
     finished: bool = False
     value: Any = None
 
 
 class Router:
-    """The state of one run; :meth:`run` is all there is to call."""
+    """The state of one run; :meth:`run` is all there is to call.
+
+    Arguments:
+        channels: a socket for each rank.
+        call_ids: what each rank's result must carry.
+        deadline: when the run is over (``time.monotonic``).
+    """
 
     def __init__(self, channels: list, call_ids: list[str], deadline: float):
         self._channels, self._ids, self._deadline = channels, call_ids, deadline
         self._ranks = [_Rank() for _ in channels]
-        self._queues: dict[tuple, deque[_Post]] = defaultdict(deque)
+        self._waiting: dict[tuple, deque[Call]] = defaultdict(deque)
+        self._together: dict[int, dict[int, Call]] = defaultdict(dict)
         self._messages: list[Message] = []
 
     def run(self) -> RoutedRun:
@@ -106,105 +149,177 @@ class Router:
             while not all(rank.finished for rank in self._ranks):
                 ready = selector.select(max(0.0, self._deadline - time.monotonic()))
                 if not ready:
-                    raise StudentError(f"not finished in time; {self._who_waits() or 'all ranks were computing'}")
+                    raise StudentError(f"not finished in time; {self._who_waits() or 'all ranks were computing'}", "timeout")
                 for key, _ in ready:
                     self._read(key.data)
                     if self._ranks[key.data].finished:
                         selector.unregister(key.fileobj)
                 self._look_for_deadlock()
-        for queue in self._queues.values():
-            for post in queue:
-                raise StudentError(f"rank {post.rank} started a {post.kind} {_direction(post)} that nobody answered")
-        return RoutedRun([rank.value for rank in self._ranks], tuple(self._messages))
+        for call in (call for rank in self._ranks for call in rank.calls.values() if call.step is None):
+            raise StudentError(f"rank {call.rank} started a {call} that nobody answered", "difference", call.rank)
+        return RoutedRun([rank.value for rank in self._ranks], tuple(self._messages),
+                         tuple(tuple(rank.calls.values()) for rank in self._ranks), tuple(tuple(r.marks) for r in self._ranks))
 
     def _read(self, rank: int) -> None:
         try:
             frame = plain_data.receive(self._channels[rank], self._deadline)
-            if frame.get("op") in ("send", "recv"):
-                self._post(rank, frame)
+            if frame.get("op") in ("send", "recv", *COLLECTIVES):
+                self._call(rank, frame)
             elif frame.get("op") == "wait":
                 self._wait(rank, frame)
+            elif frame.get("op") == "mark":
+                self._mark(rank, frame)
             elif frame.get("op") == "result" and frame.get("id") == self._ids[rank]:
                 if "error" in frame:
-                    raise StudentError(f"rank {rank}: {str(frame['error'])[:600]}")
+                    raise StudentError(f"rank {rank}: {str(frame['error'])[:600]}", "raised", rank)
                 self._ranks[rank].value = plain_data.decode(frame.get("value"))
                 self._ranks[rank].finished = True
             else:
                 raise BadData("a message out of turn")
         except Closed:
-            raise StudentError(f"rank {rank}: its process ended") from None
+            raise StudentError(f"rank {rank}: its process ended", "killed", rank) from None
         except TimeoutError:
-            raise StudentError(f"rank {rank}: no complete message in time") from None
+            raise StudentError(f"rank {rank}: no complete message in time", "timeout", rank) from None
         except BadData as error:
-            raise StudentError(f"rank {rank}: sent {error}") from None
+            raise StudentError(f"rank {rank}: sent {error}", "unpicklable", rank) from None
 
-    def _post(self, rank: int, frame: dict) -> None:
-        number, peer, tag = frame.get("number"), frame.get("peer"), frame.get("tag")
-        dtype, elements, data = frame.get("dtype"), frame.get("elements"), frame.get("data")
-        if not (type(number) is int and type(peer) is int and type(tag) is int and type(elements) is int
-                and type(data) is str and dtype in plain_data.DTYPES and number not in self._ranks[rank].posts):
+    def _call(self, rank: int, frame: dict) -> None:
+        numbers = [frame.get(name) for name in ("number", "peer", "tag", "elements", "root")]
+        dtype, data, reduce = frame.get("dtype"), frame.get("data"), frame.get("reduce")
+        state, world_size = self._ranks[rank], len(self._ranks)
+        if not (all(type(number) is int for number in numbers) and type(data) is str and dtype in plain_data.DTYPES
+                and reduce in _REDUCE and numbers[0] not in state.calls and len(state.calls) < MOST_CALLS):
             raise BadData("a message that is not in order")
-        if not 0 <= peer < len(self._ranks) or peer == rank:
-            raise StudentError(f"rank {rank}: {frame['op']} with rank {peer}; the others are 0 to {len(self._ranks) - 1}")
-        if len(self._messages) > MOST_MESSAGES:
-            raise StudentError(f"more than {MOST_MESSAGES} messages")
+        number, peer, tag, elements, root = numbers
+        if frame["op"] in ("send", "recv") and (not -1 <= peer < world_size or peer == rank or (frame["op"], peer) == ("send", -1)):
+            raise StudentError(f"rank {rank}: {frame['op']} with rank {peer}; the others are 0 to {world_size - 1}", "raised", rank)
+        if not 0 <= root < world_size:
+            raise StudentError(f"rank {rank}: {frame['op']} with root {root}; there are ranks 0 to {world_size - 1}", "raised", rank)
         try:
             raw = base64.b64decode(data, validate=True)
         except ValueError:
             raise BadData("a message whose data is damaged") from None
-        if frame["op"] == "send" and len(raw) != elements * np.dtype(dtype).itemsize:
+        parts = world_size if frame["op"] in ("all_gather", "gather") else 1
+        expected = 0 if frame["op"] == "recv" or (frame["op"] == "scatter" and root != rank) else elements * np.dtype(dtype).itemsize
+        if not 0 <= elements < 1 << 40 or len(raw) * parts != expected:
             raise BadData("a message whose data does not fit its size")
-        post = _Post(rank, number, frame["op"], peer, tag, dtype, elements, raw, self._ranks[rank].clock)
-        self._ranks[rank].posts[number] = post
-        source, target = (rank, peer) if post.kind == "send" else (peer, rank)
-        other = self._queues[("recv" if post.kind == "send" else "send", source, target, tag)]
-        if other:
-            self._match(*((post, other.popleft()) if post.kind == "send" else (other.popleft(), post)))
+        call = Call(rank, number, frame["op"], peer, tag, dtype, elements, root, reduce, raw, state.clock, time.monotonic())
+        state.calls[number] = call
+        if call.op == "send":
+            self._send(call)
+        elif call.op == "recv":
+            self._recv(call)
         else:
-            self._queues[(post.kind, source, target, tag)].append(post)
+            self._collective(call)
 
-    def _match(self, sent: _Post, wanted: _Post) -> None:
+    def _send(self, call: Call) -> None:
+        for wanted in (("recv", call.rank, call.peer, call.tag), ("recv", -1, call.peer, call.tag)):
+            if self._waiting[wanted]:
+                self._match(call, self._waiting[wanted].popleft())
+                return
+        self._waiting[("send", call.rank, call.peer, call.tag)].append(call)
+
+    def _recv(self, call: Call) -> None:
+        sources = [call.peer] if call.peer >= 0 else range(len(self._ranks))
+        for source in sources:
+            if self._waiting[("send", source, call.rank, call.tag)]:
+                self._match(self._waiting[("send", source, call.rank, call.tag)].popleft(), call)
+                return
+        self._waiting[("recv", call.peer, call.rank, call.tag)].append(call)
+
+    def _match(self, sent: Call, wanted: Call) -> None:
         if (sent.elements, sent.dtype) != (wanted.elements, wanted.dtype):
             raise StudentError(f"rank {sent.rank} sent {sent.elements} elements of {sent.dtype} to rank {wanted.rank}, which "
-                               f"had made room for {wanted.elements} of {wanted.dtype}")
+                               f"had made room for {wanted.elements} of {wanted.dtype}", "difference", sent.rank)
         step = max(sent.clock, wanted.clock) + 1
-        sent.step = wanted.step = step
-        wanted.answer = base64.b64encode(sent.data).decode()
         values = np.frombuffer(sent.data, dtype=sent.dtype)
         self._messages.append(Message(sent.rank, wanted.rank, sent.tag, values, step))
-        for post in (sent, wanted):
-            if self._ranks[post.rank].waits_for == post.number:
-                self._answer(post)
+        wanted.answer, wanted.source = sent.data, sent.rank
+        self._completed([sent, wanted], step)
+
+    def _collective(self, call: Call) -> None:
+        state = self._ranks[call.rank]
+        calls = self._together[state.collectives]
+        state.collectives += 1
+        calls[call.rank] = call
+        first = next(iter(calls.values()))
+        same = ("op", "elements", "dtype", "root", "reduce")
+        if any(getattr(call, name) != getattr(first, name) for name in same):
+            raise StudentError(f"the ranks did not call what belongs together: rank {first.rank} {first}, rank {call.rank} "
+                               f"{call}", "difference", call.rank)
+        if len(calls) == len(self._ranks):
+            combine([calls[rank] for rank in range(len(self._ranks))])
+            self._completed(list(calls.values()), max(one.clock for one in calls.values()) + 1)
+
+    def _completed(self, calls: list[Call], step: int) -> None:
+        for call in calls:
+            call.step, call.data = step, b""
+            if self._ranks[call.rank].waits_for is call:
+                self._answer(call)
 
     def _wait(self, rank: int, frame: dict) -> None:
-        post = self._ranks[rank].posts.get(frame.get("number")) if type(frame.get("number")) is int else None
-        if post is None:
-            raise BadData("a wait for a message that it never started")
-        self._ranks[rank].waits_for = post.number
-        if post.step is not None:
-            self._answer(post)
+        call = self._ranks[rank].calls.get(frame.get("number")) if type(frame.get("number")) is int else None
+        if call is None or call.waited is not None:
+            raise BadData("a wait for a call that it did not make")
+        call.waited = time.monotonic()
+        self._ranks[rank].waits_for = call
+        if call.step is not None:
+            self._answer(call)
 
-    def _answer(self, post: _Post) -> None:
-        state = self._ranks[post.rank]
-        state.clock, state.waits_for = max(state.clock, post.step), None
+    def _answer(self, call: Call) -> None:
+        state = self._ranks[call.rank]
+        state.clock, state.waits_for = max(state.clock, call.step), None
         try:
-            self._channels[post.rank].settimeout(max(1e-3, self._deadline - time.monotonic()))
-            plain_data.send(self._channels[post.rank], {"number": post.number, "data": post.answer})
+            self._channels[call.rank].settimeout(max(1e-3, self._deadline - time.monotonic()))
+            plain_data.send(self._channels[call.rank], {"number": call.number, "source": call.source,
+                                                        "data": base64.b64encode(call.answer).decode()})
         except OSError:
-            raise StudentError(f"rank {post.rank}: its process ended") from None
-        post.data, post.answer = b"", ""
+            raise StudentError(f"rank {call.rank}: its process ended", "killed", call.rank) from None
+        call.answer = b""
+
+    def _mark(self, rank: int, frame: dict) -> None:
+        kind, number, name, tags = (frame.get(key) for key in ("kind", "number", "name", "tags"))
+        tags = plain_data.decode(tags)
+        if kind not in ("span", "done") or type(number) is not int or type(name) is not str or type(tags) is not dict:
+            raise BadData("a mark that is not in order")
+        if len(self._ranks[rank].marks) >= MOST_CALLS:
+            raise BadData(f"more than {MOST_CALLS} marks")
+        self._ranks[rank].marks.append(Mark(kind, number, name, tags, time.monotonic()))
 
     def _look_for_deadlock(self) -> None:
         unfinished = [rank for rank in self._ranks if not rank.finished]
         if unfinished and all(rank.waits_for is not None for rank in unfinished):
-            raise StudentError(f"stuck: {self._who_waits()}")
+            raise StudentError(f"stuck: {self._who_waits()}", "deadlock")
 
     def _who_waits(self) -> str:
-        waiting = [f"rank {number} waits in {state.posts[state.waits_for].kind} {_direction(state.posts[state.waits_for])}"
-                   for number, state in enumerate(self._ranks) if state.waits_for is not None]
+        waiting = [f"rank {number} waits in {state.waits_for}" for number, state in enumerate(self._ranks) if state.waits_for]
         done = [str(number) for number, state in enumerate(self._ranks) if state.finished]
         return ", ".join(waiting + ([f"rank {', '.join(done)} has returned"] if done and waiting else []))
 
 
-def _direction(post: _Post) -> str:
-    return f"{'to' if post.kind == 'send' else 'from'} rank {post.peer}"
+def combine(calls: list[Call]) -> None:
+    """Put what each rank gets from a collective into its call's ``answer``; ``calls`` has one for each rank, in order."""
+    op, root, world_size = calls[0].op, calls[0].root, len(calls)
+    data = [call.data for call in calls]
+    if op == "barrier":
+        return
+    if op == "broadcast":
+        answers = [data[root]] * world_size
+    elif op in ("all_gather", "gather"):
+        answers = [b"".join(data)] * world_size
+    elif op == "scatter":
+        answers = _cut(data[root], world_size)
+    elif op == "all_to_all":
+        pieces = [_cut(piece, world_size) for piece in data]
+        answers = [b"".join(pieces[source][target] for source in range(world_size)) for target in range(world_size)]
+    else:
+        stacked = np.stack([np.frombuffer(piece, dtype=calls[0].dtype) for piece in data])
+        total = _REDUCE[calls[0].reduce](stacked, axis=0).astype(stacked.dtype).tobytes()
+        answers = _cut(total, world_size) if op == "reduce_scatter" else [total] * world_size
+    for call, answer in zip(calls, answers):
+        call.answer = answer if op not in ("reduce", "gather") or call.rank == root else b""
+
+
+def _cut(data: bytes, parts: int) -> list[bytes]:
+    size = len(data) // parts
+    return [data[number * size:(number + 1) * size] for number in range(parts)]

@@ -1,55 +1,59 @@
-"""A process group whose messages all go through the checker: ``dist.send`` and ``dist.recv``, and nothing else.
+"""A process group whose messages all go through the checker.
 
-It runs in the student's process, so it decides nothing: the checker matches the messages, counts them, and keeps the
+It runs in the student's process, so it decides nothing: the checker matches the calls, counts them, and keeps the
 bytes.  A student's code that tampers with this module can only send other messages, and those are seen.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import socket
 import sys
 
 import torch
 import torch.distributed as dist
 
-FORBIDDEN = ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "allgather_coalesced",
-             "allgather_into_tensor_coalesced", "all_gather_single", "all_gather_single_coalesced", "reduce_scatter",
-             "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_single_coalesced",
-             "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "gather", "scatter",
-             "recv_anysource", "barrier")
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier")
+_REDUCE = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.PRODUCT: "product", dist.ReduceOp.MIN: "min",
+           dist.ReduceOp.MAX: "max"}
 
 plain_data = sys.modules["course_plain_data"]
 
 
 class RoutedWork(dist.Work):
-    """A message under way; ``wait`` returns when the checker has matched it with its counterpart."""
+    """A call under way; ``wait`` returns when the checker has matched it with its counterparts."""
 
-    def __init__(self, group: RoutedGroup, number: int, target: torch.Tensor | None):
+    def __init__(self, group: RoutedGroup, number: int, targets: list[torch.Tensor]):
         super().__init__()
-        self._group, self._number, self._target = group, number, target
+        self._group, self._number, self._targets, self._source = group, number, targets, -1
 
     def wait(self, timeout=None) -> bool:
         reply = self._group.wait_for(self._number)
-        if self._target is not None and reply is not None:
-            data = bytearray(base64.b64decode(reply))
-            received = torch.frombuffer(data, dtype=self._target.dtype) if data else self._target.new_empty(0)
+        self._source = reply["source"]
+        data, start = bytearray(base64.b64decode(reply["data"])), 0
+        for target in self._targets if data else ():
+            piece = torch.frombuffer(data, dtype=target.dtype, count=target.numel(), offset=start)
             with torch.no_grad():
-                self._target.copy_(received.view(self._target.shape))
-            self._target = None
+                target.copy_(piece.view(target.shape))
+            start += target.nbytes
+        self._targets = []
         return True
 
     def is_completed(self) -> bool:
         return self._group.has(self._number)
 
+    def _source_rank(self) -> int:
+        return self._source
+
 
 class RoutedGroup(dist.ProcessGroup):
     """The group of one rank, at the end of a socket."""
 
-    def __init__(self, channel: socket.socket, rank: int, world_size: int):
+    def __init__(self, channel: socket.socket, rank: int, world_size: int, allowed: tuple[str, ...]):
         super().__init__(rank, world_size)
-        self._channel, self._rank, self._world_size = channel, rank, world_size
-        self._count, self._done = 0, {}
+        self._channel, self._rank, self._world_size, self._allowed = channel, rank, world_size, allowed
+        self._numbers, self._done = itertools.count(1), {}
 
     def size(self) -> int:
         return self._world_size
@@ -58,45 +62,117 @@ class RoutedGroup(dist.ProcessGroup):
         return "routed"
 
     def send(self, tensors, dst: int, tag: int = 0) -> RoutedWork:
-        tensor = tensors[0].detach().contiguous()
-        data = base64.b64encode(tensor.flatten().view(torch.uint8).numpy().tobytes()).decode() if tensor.numel() else ""
-        return self._post("send", dst, tag, tensor, data, None)
+        return self._post("send", tensors, [], peer=dst, tag=tag)
 
     def recv(self, tensors, src: int, tag: int = 0) -> RoutedWork:
-        return self._post("recv", src, tag, tensors[0], "", tensors[0])
+        return self._post("recv", tensors, tensors, peer=src, tag=tag)
 
-    def _post(self, op, peer, tag, tensor, data, target) -> RoutedWork:
-        self._count += 1
-        plain_data.send(self._channel, {"op": op, "number": self._count, "peer": peer, "tag": tag, "data": data,
-                                        "dtype": str(tensor.dtype).removeprefix("torch."), "elements": tensor.numel()})
-        return RoutedWork(self, self._count, target)
+    def recv_anysource(self, tensors, tag: int = 0) -> RoutedWork:
+        return self._post("recv", tensors, tensors, peer=-1, tag=tag)
 
-    def wait_for(self, number: int) -> str | None:
+    def allreduce(self, tensors, opts=None) -> RoutedWork:
+        return self._post("all_reduce", tensors, tensors, opts=opts or dist.AllreduceOptions())
+
+    def broadcast(self, tensors, opts) -> RoutedWork:
+        return self._post("broadcast", tensors, tensors, opts=opts)
+
+    def reduce(self, tensors, opts) -> RoutedWork:
+        return self._post("reduce", tensors, tensors if opts.rootRank == self._rank else [], opts=opts)
+
+    def allgather(self, outputs, inputs, opts=None) -> RoutedWork:
+        return self._post("all_gather", inputs, outputs[0], factor=self._world_size)
+
+    def _allgather_base(self, output, input_, opts=None) -> RoutedWork:
+        return self._post("all_gather", [input_], [output], factor=self._world_size)
+
+    def reduce_scatter(self, outputs, inputs, opts) -> RoutedWork:
+        return self._post("reduce_scatter", inputs[0], outputs, opts=opts)
+
+    def _reduce_scatter_base(self, output, input_, opts) -> RoutedWork:
+        return self._post("reduce_scatter", [input_], [output], opts=opts)
+
+    def alltoall(self, outputs, inputs, opts=None) -> RoutedWork:
+        return self._post("all_to_all", inputs, outputs)
+
+    def alltoall_base(self, output, input_, output_sizes=(), input_sizes=(), opts=None) -> RoutedWork:
+        if len(set(output_sizes)) > 1 or len(set(input_sizes)) > 1:
+            raise ValueError("all_to_all with uneven parts cannot be used here: use send and recv.")
+        return self._post("all_to_all", [input_], [output])
+
+    def gather(self, outputs, inputs, opts) -> RoutedWork:
+        return self._post("gather", inputs, outputs[0] if outputs else [], opts=opts, factor=self._world_size)
+
+    def scatter(self, outputs, inputs, opts) -> RoutedWork:
+        given = inputs[0] if inputs else []
+        return self._post("scatter", given, outputs, opts=opts, factor=1 if inputs else self._world_size, like=outputs)
+
+    def barrier(self, opts=None) -> RoutedWork:
+        return self._post("barrier", [], [])
+
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+    all_to_all_single = alltoall_base
+
+    def _post(self, op, given, targets, *, peer=-1, tag=0, opts=None, factor=1, like=()) -> RoutedWork:
+        if op in COLLECTIVES and op not in self._allowed:
+            raise RuntimeError(f"'{op}' is not part of this exercise: build it from dist.send and dist.recv (or isend, "
+                               "irecv, batch_isend_irecv).")
+        for tensor in (*given, *targets):
+            if not tensor.is_contiguous():
+                raise ValueError(f"{op} was given a tensor that is not contiguous (shape {tuple(tensor.shape)}, strides "
+                                 f"{tensor.stride()}). Pass tensor.contiguous() and copy the result back.")
+        shown = given or like
+        data = b"" if op == "recv" else b"".join(_bytes(tensor) for tensor in given)
+        number = next(self._numbers)
+        plain_data.send(self._channel, {
+            "op": op, "number": number, "peer": peer, "tag": tag, "data": base64.b64encode(data).decode(),
+            "dtype": str(shown[0].dtype).removeprefix("torch.") if shown else "uint8",
+            "elements": factor * sum(tensor.numel() for tensor in shown),
+            "root": getattr(opts, "rootRank", 0), "reduce": _REDUCE.get(getattr(opts, "reduceOp", None), "sum"),
+        })
+        return RoutedWork(self, number, list(targets))
+
+    def wait_for(self, number: int) -> dict:
+        """Return the checker's reply to call ``number``."""
         if number not in self._done:
             plain_data.send(self._channel, {"op": "wait", "number": number})
         while number not in self._done:
             reply = plain_data.receive(self._channel)
-            if "error" in reply:
-                raise RuntimeError(reply["error"])
-            self._done[reply["number"]] = reply.get("data")
+            self._done[reply["number"]] = reply
         return self._done[number]
 
     def has(self, number: int) -> bool:
+        """Return whether call ``number`` was waited for."""
         return number in self._done
 
 
-def _refuse(name: str):
-    def refused(self, *args, **options):
-        raise RuntimeError(f"'{name}' is not part of this exercise: build it from dist.send and dist.recv "
-                           "(or isend, irecv, batch_isend_irecv).")
-    return refused
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
-for _name in FORBIDDEN:
-    setattr(RoutedGroup, _name, _refuse(_name))
+class Marks:
+    """Tells the checker when spans begin and end; it takes the place of the engine's recorder."""
+
+    def __init__(self, channel: socket.socket):
+        self._channel, self._numbers = channel, itertools.count(1)
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def event(self, kind: str, n: int, name: str = "", tags: dict | None = None) -> None:
+        plain_data.send(self._channel, {"op": "mark", "kind": kind, "number": n, "name": name,
+                                        "tags": plain_data.encode(tags or {})})
 
 
 def join(channel: socket.socket, rank: int, world_size: int, allowed: tuple[str, ...] = ()) -> None:
-    """Make the default process group of this process one whose messages go over ``channel``."""
-    dist.Backend.register_backend("routed", lambda store, rank, size, timeout: RoutedGroup(channel, rank, size), devices=["cpu"])
+    """Make the default process group of this process one whose calls go over ``channel``.
+
+    Arguments:
+        channel: the socket to the checker.
+        rank: this process's rank.
+        world_size: how many there are.
+        allowed: the collectives that exist besides ``send`` and ``recv``.
+    """
+    dist.Backend.register_backend("routed", lambda _store, rank, size, _timeout: RoutedGroup(channel, rank, size, allowed),
+                                  devices=["cpu"])
     dist.init_process_group("routed", rank=rank, world_size=world_size, store=dist.HashStore())

@@ -10,7 +10,9 @@ import ast
 import contextlib
 import ctypes
 import functools
+import importlib
 import importlib.util
+import io
 import linecache
 import os
 import signal
@@ -41,6 +43,9 @@ def serve(requests: socket.socket) -> None:
     import torch.distributed
     import torch.nn  # noqa: F401
 
+    for name in ("torch._dynamo", "utils.checks.boundary"):  # an optimizer needs the first: seconds, in every worker
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # daemons stay this process's children
@@ -81,7 +86,10 @@ def _worker(channel: socket.socket) -> None:
     os.environ.update({name: os.getcwd() for name in ("HOME", "TMPDIR", "MPLCONFIGDIR", "IPYTHONDIR")})
     sys.path.insert(0, start["root"])
     if start["world_size"]:
-        _module("routed_group").join(channel, start["rank"], start["world_size"], tuple(start["allowed"]))
+        group = _module("routed_group")
+        group.join(channel, start["rank"], start["world_size"], tuple(start["allowed"]))
+        with contextlib.suppress(ImportError):
+            importlib.import_module("utils.ranks.rank")._recorder = group.Marks(channel)
     namespace = _define(start["cells"])
     plain_data.send(channel, {"op": "ready"})
     while True:
@@ -93,16 +101,31 @@ def _worker(channel: socket.socket) -> None:
 
 
 def _call(namespace: dict, request: dict) -> dict:
+    printed = io.StringIO()
     try:
-        function = namespace.get(request["name"])
-        if function is None:
-            return {"error": f"NameError: your notebook does not define '{request['name']}'"}
-        arguments = [_tensors(item) if request["tensors"] else item for item in plain_data.decode(request["arguments"])]
-        return {"value": plain_data.encode(function(*arguments))}
+        missing = [name for name in request["functions"] if not callable(namespace.get(name))]
+        if missing:
+            return {"error": f"NameError: your notebook does not define '{missing[0]}'"}
+        functions = [namespace[name] for name in request["functions"]]
+        arguments = plain_data.decode(request["arguments"])
+        with contextlib.redirect_stdout(printed):
+            if request["probe"]:
+                value = _probe(request["probe"], functions, arguments)
+            else:
+                value = functions[0](*[_tensors(item) if request["tensors"] else item for item in arguments])
+        return {"value": plain_data.encode({"value": value, "printed": printed.getvalue()[:2000]})}
     except BaseException as error:  # noqa: BLE001  whatever the student's code raises is an answer
         lines = [line for line in traceback.extract_tb(error.__traceback__) if line.filename.startswith("<q")]
         where = f" (your line: {lines[-1].line})" if lines and lines[-1].line else ""
         return {"error": f"{type(error).__name__}: {str(error)[:500]}{where}"}
+
+
+def _probe(name: str, functions: list, arguments: dict):
+    """Run ``utils.checks.probes.<name>``, which prepares what the functions get, as the lab's own checks do."""
+    module, _, function = name.rpartition(".")
+    boundary = importlib.import_module("utils.checks.boundary")
+    probe = getattr(importlib.import_module(f"utils.checks.probes.{module}"), function)
+    return boundary.plain(probe(*functions, **arguments))
 
 
 def _tensors(value):
