@@ -1,5 +1,4 @@
 """The files that a rank shares with the notebook, so that nothing is lost however the rank ends."""
-import os
 from typing import NamedTuple
 
 from utils.ranks.scratch import scratch_file
@@ -8,18 +7,13 @@ from utils.ranks.scratch import scratch_file
 class Files(NamedTuple):
     """File descriptors; see `utils.ranks.scratch` for what they are."""
     job: int      # what to run: one for all ranks
+    store: int    # torch's FileStore, through which the ranks find each other: one for all ranks
     output: int   # what the rank prints (its descriptors 1 and 2)
     record: int   # its communication calls and spans, as they happen
     outcome: int  # its result, or its error
     stack: int    # where its Python code stands, on request or after a crash
 
 
-def open_files(job: int) -> Files:
-    """Open the files of one rank."""
-    return Files(job, *(scratch_file(name) for name in Files._fields[1:]))
-
-
-def close_files(files: Files) -> None:
-    """Close all but the job, which the ranks share."""
-    for descriptor in files[1:]:
-        os.close(descriptor)
+def open_files(job: int, store: int) -> Files:
+    """Open the files of one rank beside those that all ranks share."""
+    return Files(job, store, *(scratch_file(name) for name in Files._fields[2:]))

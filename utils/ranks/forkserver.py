@@ -5,12 +5,14 @@ It speaks over one socket with the notebook: a message in (with the rank's files
 When the notebook goes away, the socket closes, and everything here ends.
 """
 import contextlib
+import importlib
 import json
 import os
 import select
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 
 from utils.ranks.files import Files
@@ -24,8 +26,7 @@ def main(control_descriptor: int) -> None:
     """Serve until the notebook closes its end of the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=control_descriptor)
-    for name in PRELOADED:
-        __import__(name)
+    _preload()
     child_ended, notify = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
@@ -42,6 +43,9 @@ def main(control_descriptor: int) -> None:
             text, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, len(Files._fields))
             if not text:
                 _kill(ranks, signal.SIGKILL)
+                while ranks:  # see them off: nobody else will
+                    select.select([child_ended], [], [], 0.1)
+                    _report_ended(control, ranks)
                 return
             message = json.loads(text)
             if "start" in message:
@@ -51,6 +55,14 @@ def main(control_descriptor: int) -> None:
                     os.close(descriptor)
             elif "signal" in message:
                 _kill(ranks, message["signal"])
+
+
+def _preload():
+    """Import what the ranks will need; torch's compiler makes a folder for its cache on import, which goes again."""
+    with tempfile.TemporaryDirectory() as tempfile.tempdir:
+        for name in PRELOADED:
+            importlib.import_module(name)
+    tempfile.tempdir = None
 
 
 def _fork_rank(rank, files, control, *pipe_ends):

@@ -1,21 +1,22 @@
 """`launch`: run a function on N real ranks and come back with results, a record of all communication, or a verdict."""
-import datetime
+import contextlib
 import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 
 from utils.ranks import pickles
 from utils.ranks.backend import Choice, choose_backend, count_gpus
 from utils.ranks.compare import deadlock, differences
-from utils.ranks.files import Files, close_files, open_files
+from utils.ranks.files import Files, open_files
 from utils.ranks.processes import start_processes
 from utils.ranks.rank import inside_a_run
 from utils.ranks.record import Record
 from utils.ranks.run import Run
-from utils.ranks.scratch import read_from, scratch_file, write_all
+from utils.ranks.scratch import IN_MEMORY, read_from, scratch_file, write_all
 from utils.ranks.verdicts import Ending, RankError, judge
 
 _QUIET_SECONDS = 1.0          # so long must nothing happen before we ask whether anything still can
@@ -89,31 +90,28 @@ def _show_once(banner):
 
 
 def _run(call, world_size, timeout, choice: Choice, live, echo, record, start_method):
-    from torch.distributed import TCPStore
     begin = time.monotonic()
     processes = start_processes(start_method)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=60))
-    job = scratch_file("job")
-    files = []
-    try:
-        write_all(job, pickles.dumps(_job(call, world_size, timeout, choice, record, store.port), "The job"))
-        files += [open_files(job) for _ in range(world_size)]
+    with contextlib.ExitStack() as stack:
+        shared = [scratch_file("job"), scratch_file("store")]
+        files = [open_files(*shared) for _ in range(world_size)]
+        for descriptor in {descriptor for of_rank in files for descriptor in of_rank}:
+            stack.callback(os.close, descriptor)
+        store = None if IN_MEMORY else os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), "store")
+        write_all(shared[0], pickles.dumps(_job(call, world_size, timeout, choice, record, store), "The job"))
+        stack.callback(processes.close)
         watch = _Watch(processes, files, timeout, live and echo, record)
         for rank in range(world_size):
             processes.start(rank, files[rank])
         reason = watch.until_over()
         processes.close()
         return _conclude(watch, reason, begin, timeout, choice, echo and not live)
-    finally:
-        processes.close()
-        for of_rank in files:
-            close_files(of_rank)
-        os.close(job)
 
 
-def _job(call, world_size, timeout, choice, record, port):
+def _job(call, world_size, timeout, choice, record, store):
+    """What every rank needs to know, as plain data; `store` is a path, or None for the rank's own descriptor."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"call": call, "world_size": world_size, "timeout": timeout, "backend": choice.backend, "record": record, "port": port,
+    return {"call": call, "world_size": world_size, "timeout": timeout, "backend": choice.backend, "record": record, "store": store,
             "threads": max(1, cores // world_size), "environment": dict(os.environ), "folder": os.getcwd(),
             "path": [os.path.abspath(entry or ".") for entry in sys.path], "argv": list(sys.argv)}
 

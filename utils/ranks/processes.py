@@ -151,7 +151,8 @@ def _hear(control):
 class SpawnedProcesses:
     def __init__(self):
         self._running: dict[int, subprocess.Popen] = {}
-        self._alive, self._kept_open = os.pipe()  # closes with this process, whatever ends it
+        self._alive, kept_open = os.pipe()  # the second end closes with this process, whatever ends it
+        self._open = [self._alive, kept_open]
 
     def start(self, rank, files):
         passed = [*files, self._alive]
@@ -180,8 +181,8 @@ class SpawnedProcesses:
         self.signal(signal.SIGKILL)
         while self._running:
             self.wait(1.0)
-        for end in (self._alive, self._kept_open):
-            os.close(end)
+        while self._open:
+            os.close(self._open.pop())
 
 
 def _end_group(process_id):

@@ -2,6 +2,8 @@
 import os
 import tempfile
 
+IN_MEMORY = hasattr(os, "memfd_create")  # Linux
+
 
 def scratch_file(name: str) -> int:
     """Open an empty file that has no path and return its descriptor.
@@ -9,7 +11,7 @@ def scratch_file(name: str) -> int:
     On Linux it lives in memory (`memfd_create`), so a full disk does not matter; elsewhere it is a temporary
     file that is already unlinked. Either way nothing stays behind, however the processes end.
     """
-    if hasattr(os, "memfd_create"):
+    if IN_MEMORY:
         return os.memfd_create(name, os.MFD_CLOEXEC)
     with tempfile.TemporaryFile(prefix=name) as file:
         return os.dup(file.fileno())

@@ -5,8 +5,9 @@ import stat
 import struct
 import sys
 
-_BYTES_RECEIVED_OFFSET = 128  # struct tcp_info: tcpi_bytes_received
-_BYTES_SENT_OFFSET = 200      # struct tcp_info: tcpi_bytes_sent
+_BYTES_RECEIVED_OFFSET = 128    # struct tcp_info: tcpi_bytes_received
+_BYTES_SENT_OFFSET = 200        # struct tcp_info: tcpi_bytes_sent, which counts what was sent again too,
+_BYTES_SENT_AGAIN_OFFSET = 208  # so tcpi_bytes_retrans is taken off: a busy machine must not change the count
 
 
 def socket_counters() -> dict[tuple[str, str], tuple[int, int]]:
@@ -26,8 +27,9 @@ def socket_counters() -> dict[tuple[str, str], tuple[int, int]]:
                     continue
                 info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 local, peer = (f"{address[0]}:{address[1]}" for address in (sock.getsockname(), sock.getpeername()))
-                counters[local, peer] = (struct.unpack_from("Q", info, _BYTES_SENT_OFFSET)[0],
-                                         struct.unpack_from("Q", info, _BYTES_RECEIVED_OFFSET)[0])
+                sent, again, received = (struct.unpack_from("Q", info, offset)[0] for offset in (
+                    _BYTES_SENT_OFFSET, _BYTES_SENT_AGAIN_OFFSET, _BYTES_RECEIVED_OFFSET))
+                counters[local, peer] = sent - again, received
         except (OSError, struct.error):
             continue
     return counters

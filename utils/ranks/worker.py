@@ -32,7 +32,7 @@ def run_rank(rank: int, files: Files) -> int:
     recorder = recording.Recorder(files.record)
     this_rank.enter_run(recorder if job["record"] else None)
     try:
-        outcome = {"result": _call(rank, job, recorder)}
+        outcome = {"result": _call(rank, job, files, recorder)}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the notebook wants to know
         outcome = {"error": _describe_error(error), "time": time.monotonic()}
     recorder.event("end", ok="result" in outcome)
@@ -56,7 +56,7 @@ def _settle_in(rank, job, files):
     os.environ.clear()
     os.environ.update(job["environment"])
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["world_size"]),
-                      LOCAL_WORLD_SIZE=str(job["world_size"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job["port"]))
+                      LOCAL_WORLD_SIZE=str(job["world_size"]))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     sys.path[:] = job["path"]
     sys.argv[:] = job["argv"]
@@ -85,11 +85,10 @@ def end_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _call(rank, job, recorder):
+def _call(rank, job, files, recorder):
     """Join the group, run the function, wait for the others; return the pickled result."""
     function, arguments = pickles.loads(job["call"])
-    _join_group(rank, job)
-    store = dist.PrefixStore("course", dist.distributed_c10d._get_default_store())
+    store = _join_group(rank, job, files)
     recording.install(recorder if job["record"] else None)
     wire_before = socket_counters()
     recorder.event("begin")
@@ -106,8 +105,13 @@ def _call(rank, job, recorder):
     return packed
 
 
-def _join_group(rank, job):
-    store = dist.TCPStore("127.0.0.1", job["port"], is_master=False, timeout=datetime.timedelta(seconds=60))
+def _join_group(rank, job, files):
+    """Make the default group; returns the store through which the ranks found each other.
+
+    The store is a file: torch's TCPStore asks the name server for 127.0.0.1's name at every connection, which takes
+    five seconds whenever the answer gets lost.
+    """
+    store = dist.FileStore(job["store"] or f"/proc/self/fd/{files.store}", job["world_size"])
     options = {}
     if job["backend"] == "nccl":
         torch.cuda.set_device(rank)
@@ -115,6 +119,7 @@ def _join_group(rank, job):
     # the notebook's own limit is shorter and gives a better sentence than gloo's time-out
     limit = datetime.timedelta(seconds=job["timeout"] + 120)
     dist.init_process_group(job["backend"], store=store, rank=rank, world_size=job["world_size"], timeout=limit, **options)
+    return dist.PrefixStore("course", store)
 
 
 def _wait_for_all(store, world_size):

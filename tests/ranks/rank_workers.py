@@ -1,0 +1,267 @@
+"""Functions that the engine's tests run on ranks. They live in a module of their own, as a learner's script would."""
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from utils import launch, span
+
+
+def sum_of_ranks():
+    x = torch.full((1000,), float(dist.get_rank()))
+    dist.all_reduce(x)
+    return x[0].item()
+
+
+def rank_and_arguments(*arguments):
+    return dist.get_rank(), arguments
+
+
+def says_hello():
+    print("hello from", dist.get_rank())
+    os.system("echo a child speaks")
+    print("and on stderr", file=sys.stderr)
+
+
+def environment():
+    return {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "COURSE_TEST")} | {
+        "folder": os.getcwd(), "threads": torch.get_num_threads(), "pid": os.getpid()}
+
+
+def marked_work():
+    with span("forward", micro_batch=3):
+        time.sleep(0.02)
+    dist.all_reduce(torch.ones(8))
+
+
+# ---- mistakes -----------------------------------------------------------------------------------------------------
+
+def one_raises():
+    if dist.get_rank() == 1:
+        raise ValueError("no such chunk")
+    dist.all_reduce(torch.ones(4))
+
+
+def one_never_joins():
+    if dist.get_rank() == 2:
+        return
+    dist.all_reduce(torch.ones(4))
+
+
+def different_collectives():
+    if dist.get_rank() == 1:
+        dist.all_gather([torch.empty(4) for _ in range(4)], torch.ones(4))
+    else:
+        dist.all_reduce(torch.ones(4))
+
+
+def different_sizes(elements):
+    dist.all_reduce(torch.ones(elements + 2 if dist.get_rank() == 0 else elements))
+
+
+def different_dtypes():
+    dist.all_reduce(torch.ones(40_000, dtype=torch.float64 if dist.get_rank() == 1 else torch.float32))
+
+
+def different_roots():
+    dist.broadcast(torch.ones(4), src=dist.get_rank() % 2)
+
+
+def unequal_broadcast():
+    dist.broadcast(torch.ones(4 if dist.get_rank() == 0 else 6), src=0)
+
+
+def send_fits_not(sent, received):
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(sent), dst=1)
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(received), src=0)
+
+
+def everybody_receives():
+    dist.recv(torch.ones(4), src=(dist.get_rank() + 1) % dist.get_world_size())
+
+
+def everybody_sends_first():
+    n, rank = dist.get_world_size(), dist.get_rank()
+    dist.send(torch.ones(4), dst=(rank + 1) % n)
+    dist.recv(torch.ones(4), src=(rank - 1) % n)
+
+
+def crossed_groups():
+    first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+    order = [first, second] if dist.get_rank() == 0 else [second, first]
+    if dist.get_rank() < 2:
+        for group in order:
+            dist.all_reduce(torch.ones(2), group=group)
+
+
+def different_order():
+    a, b = torch.ones(3), torch.full((3,), 2.0)
+    if dist.get_rank() == 0:
+        dist.all_reduce(a)
+        dist.all_reduce(b)
+    else:
+        dist.all_reduce(b)
+        dist.all_reduce(a)
+
+
+def different_order_in_a_loop():
+    grads = [torch.ones(3), torch.full((3,), 2.0)]
+    for i in ([0, 1] if dist.get_rank() == 0 else [1, 0]):
+        dist.all_reduce(grads[i])
+
+
+def one_call_too_many():
+    dist.all_reduce(torch.ones(2))
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(2), async_op=True)
+
+
+def one_calls_sys_exit():
+    if dist.get_rank() == 1:
+        sys.exit(3)
+    dist.barrier()
+
+
+def one_calls_os_exit():
+    if dist.get_rank() == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+def one_crashes():
+    if dist.get_rank() == 1:
+        import ctypes
+        ctypes.string_at(0)
+    dist.barrier()
+
+
+def one_is_killed():
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), 9)
+    dist.barrier()
+
+
+def one_runs_out_of_memory():
+    if dist.get_rank() == 1:
+        torch.ones(10**15)
+    dist.barrier()
+
+
+def one_returns_a_generator():
+    return (i for i in range(3)) if dist.get_rank() == 2 else 1
+
+
+def launches_again():
+    return launch(sum_of_ranks, world_size=2)
+
+
+def not_contiguous(collective):
+    columns = torch.ones(4, 4)[:, :2]
+    {"all_reduce": lambda: dist.all_reduce(columns), "broadcast": lambda: dist.broadcast(columns, src=0),
+     "reduce": lambda: dist.reduce(columns, dst=0),
+     "scatter": lambda: dist.scatter(torch.empty(4, 2), [columns] * dist.get_world_size() if dist.get_rank() == 0 else None)}[collective]()
+
+
+def one_never_ends():
+    if dist.get_rank() == 1:
+        while True:
+            pass
+    dist.barrier()
+
+
+def prints_for_ever():
+    while dist.get_rank() == 0:
+        print("x" * 10_000)
+    dist.barrier()
+
+
+def leaves_processes_behind():
+    os.system("(setsid sleep 4321 &) ; sleep 4321 &")
+
+
+def sleeps(seconds):
+    print(os.getpid(), flush=True)
+    time.sleep(seconds)
+
+
+# ---- what the recorder must see -----------------------------------------------------------------------------------
+
+def every_collective(elements):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    x = torch.ones(elements)
+    parts = [torch.empty(elements) for _ in range(n)]
+    dist.all_reduce(x)
+    dist.broadcast(x, src=1)
+    dist.reduce(x.clone(), dst=1)
+    dist.all_gather(parts, x)
+    dist.reduce_scatter(torch.empty(elements), [torch.ones(elements) for _ in range(n)])
+    dist.gather(x, parts if rank == 1 else None, dst=1)
+    dist.scatter(torch.empty(elements), parts if rank == 1 else None, src=1)
+    dist.all_to_all_single(torch.empty(n * elements), torch.ones(n * elements))
+    if rank == 0:
+        dist.send(x, dst=1, tag=7)
+    elif rank == 1:
+        dist.recv(x, src=0, tag=7)
+    dist.barrier()
+
+
+def uneven_all_to_all():
+    rank = dist.get_rank()  # rank r sends r+1 rows to each of two ranks
+    dist.all_to_all_single(torch.empty(3, 5), torch.ones(2 * (rank + 1), 5), [1, 2], [rank + 1] * 2)
+
+
+def trains_with_ddp(steps):
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 10))
+    for _ in range(steps):
+        model(torch.ones(2, 30)).sum().backward()
+
+
+def trains_with_fsdp():
+    from torch.distributed.fsdp import fully_shard
+    model = fully_shard(torch.nn.Linear(32, 8))
+    model(torch.ones(2, 32)).sum().backward()
+
+
+def uses_dtensor():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    distribute_tensor(torch.ones(8, 3), mesh, [Shard(0)]).redistribute(mesh, [Replicate()]).to_local()
+
+
+def uses_functional_collectives():
+    import torch.distributed._functional_collectives as functional
+    return float((functional.all_reduce(torch.ones(6), "sum", dist.group.WORLD) + 0).sum())
+
+
+def in_inference_mode():
+    with torch.inference_mode():
+        dist.all_reduce(torch.ones(6))
+
+
+def one_megabyte(times):
+    x = torch.ones(250_000)
+    dist.barrier()
+    for _ in range(times):
+        dist.all_reduce(x)
+    dist.barrier()
+
+
+def ring_neighbours(elements):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    outgoing, incoming = torch.ones(elements), torch.empty(elements)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, (rank + 1) % n),
+                                        dist.P2POp(dist.irecv, incoming, (rank - 1) % n)]):
+        work.wait()
+
+
+def dies_after_a_call():
+    dist.all_reduce(torch.ones(5))
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), 9)
+    dist.barrier()
