@@ -4,6 +4,7 @@ from functools import cache
 import ipywidgets
 import numpy as np
 from matplotlib.collections import PolyCollection
+from matplotlib.markers import CARETDOWN
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.path import Path
 from matplotlib.textpath import TextPath
@@ -193,17 +194,15 @@ def _digit(number):
 
 def _draw_moves(ax, world_size, moves):
     """Every send goes one row down; the last rank's leaves below and comes in above."""
-    gap = (1 - _TILES_HIGH) / 2
-    for move in moves:
-        last = move.to_rank == 0
-        tail, tip = move.rank + _TILES_HIGH / 2 + 0.01, move.rank + 1 - _TILES_HIGH / 2 - 0.03
-        arrow = {"arrowstyle": "-|>,head_width=0.32,head_length=0.42", "color": style.colour("communication"), "linewidth": 2,
-                 "shrinkA": 0, "shrinkB": 0}
-        if last:
-            ax.annotate("", (move.send_chunk, -_TILES_HIGH / 2 - 0.03), (move.send_chunk, -0.5 + 0.02), arrowprops=arrow)
-            ax.plot([move.send_chunk] * 2, [tail, tail + gap - 0.02], color=arrow["color"], linewidth=2, zorder=3)
-        else:
-            ax.annotate("", (move.send_chunk, tip), (move.send_chunk, tail), arrowprops=arrow)
+    if not moves:
+        return
+    gap, colour = (1 - _TILES_HIGH) / 2, style.colour("communication")
+    chunk, rank = np.array([(move.send_chunk, move.rank) for move in moves]).T
+    last = rank == world_size - 1
+    tail, tip = rank + 0.5 - gap, np.where(last, -0.5 + gap, rank + 0.5 + gap) - 0.03
+    ax.vlines(chunk, tail, np.where(last, rank + 0.5, tip), color=colour, linewidth=2)
+    ax.vlines(chunk[last], -0.5, tip[last], color=colour, linewidth=2)
+    ax.plot(chunk, tip, linestyle="none", marker=CARETDOWN, color=colour, markersize=6.5, markeredgewidth=0, zorder=5)
 
 
 def _draw_sent(ax, world_size, elements, step, run):
