@@ -76,9 +76,9 @@ def test_macos_spawns():
     assert finding("place", like(platform="darwin")).text == "macOS"
 
 
-@pytest.mark.parametrize("changes, words", [({"colab": True}, "Colab"), ({"wsl": True}, "WSL2"), ({"torchrun": True}, "torchrun")])
-def test_the_place_is_named(changes, words):
-    assert words in finding("place", like(**changes)).text
+@pytest.mark.parametrize("field, words", [("colab", "Colab"), ("wsl", "WSL2"), ("torchrun", "torchrun")])
+def test_the_place_is_named(field, words):
+    assert words in finding("place", like(**{field: True})).text
 
 
 def test_fewer_cores_than_ranks_is_said_and_is_no_fault():
@@ -88,15 +88,17 @@ def test_fewer_cores_than_ranks_is_said_and_is_no_fault():
 
 
 def test_every_problem_and_every_warning_that_can_be_mended_has_a_remedy():
-    worst = like(python=(3, 8, 0), versions=dict.fromkeys(doctor.PACKAGES), memory_bytes=1, loopback_error="no", trial=Trial(error="no"))
+    worst = like(python=(3, 8, 0), versions=dict.fromkeys(doctor.PACKAGES), memory_bytes=1,
+                 loopback_error="no", trial=Trial(error="no"))
     assert [f.subject for f in examine(worst).findings if f.level == PROBLEM and not f.remedy] == []
 
 
 def test_the_report_has_one_line_per_finding_in_the_same_order_on_every_machine():
     worst = like(python=(3, 8, 0), versions=dict.fromkeys(doctor.PACKAGES))
-    subjects = [[line[9:20].strip() for line in render(examine(facts)).split("\n\n")[0].splitlines()] for facts in (LAPTOP, worst)]
-    assert subjects[0] == subjects[1] == ["Python", "torch", "packages", "cores", "memory", "GPUs", "backend", "start",
-                                          "loopback", "launch", "notebooks", "place"]
+    well, ill = ([line[9:20].strip() for line in render(examine(facts)).split("\n\n")[0].splitlines()]
+                 for facts in (LAPTOP, worst))
+    assert well == ill == ["Python", "torch", "packages", "cores", "memory", "GPUs", "backend", "start",
+                           "loopback", "launch", "notebooks", "place"]
 
 
 def test_the_report_ends_with_the_verdict_after_the_remedies():
@@ -108,12 +110,14 @@ def test_the_report_ends_with_the_verdict_after_the_remedies():
     assert well.splitlines()[-1].startswith("The course runs here: one process per rank")
 
 
-@pytest.mark.parametrize("text, cores", [("max 100000\n", None), ("", None), ("150000 100000", 2), ("20000 100000", 1), ("400000 100000", 4)])
+@pytest.mark.parametrize("text, cores", [
+    ("max 100000\n", None), ("", None), ("150000 100000", 2), ("20000 100000", 1), ("400000 100000", 4)])
 def test_a_containers_share_of_cores(text, cores):
     assert doctor._cgroup_cores(text) == cores
 
 
-@pytest.mark.parametrize("version, numbers", [("2.13.0+cpu", (2, 13)), ("2.6", (2, 6)), ("2.15.0a0+git1", (2, 15)), ("3.0rc1", (3, 0))])
+@pytest.mark.parametrize("version, numbers", [
+    ("2.13.0+cpu", (2, 13)), ("2.6", (2, 6)), ("2.15.0a0+git1", (2, 15)), ("3.0rc1", (3, 0))])
 def test_versions_are_compared_as_numbers(version, numbers):
     assert doctor._numbers(version) == numbers
 

@@ -112,7 +112,8 @@ def _torch(facts):
         return Finding(PROBLEM, "torch", f"not installed ({supported})", INSTALL)
     if _numbers(version) < _numbers(TORCH_FLOOR):
         return Finding(PROBLEM, "torch", f"{version}, too old ({supported})",
-                       f"pip install --upgrade 'torch>={TORCH_FLOOR},<{TORCH_CEILING}', or 'make lab' for an environment of its own.")
+                       f"pip install --upgrade 'torch>={TORCH_FLOOR},<{TORCH_CEILING}', or run 'make lab', which makes "
+                       "an environment of its own.")
     if _numbers(version) >= _numbers(TORCH_CEILING):
         return Finding(WARNING, "torch", f"{version}, newer than what the course was tried with ({supported})",
                        "If a lesson fails, 'make lab' makes an environment with a torch that works.")
@@ -198,7 +199,8 @@ def _notebooks(facts):
     if nbval is None:
         return Finding(WARNING, "notebooks", text, "'course check' and 'course grade' need nbval: pip install nbval.")
     if lab is None and not facts.colab:
-        return Finding(WARNING, "notebooks", text, "To read the lessons: pip install jupyterlab, or use an editor that opens notebooks.")
+        return Finding(WARNING, "notebooks", text, "To read the lessons: pip install jupyterlab, or use an editor that "
+                       "opens notebooks.")
     return Finding(OK, "notebooks", text)
 
 

@@ -169,12 +169,18 @@ def to_text(path: Path) -> Path:
 
 
 def from_text(path: Path) -> Path:
-    """Put the cells of a Python file into the notebook beside it, keeping the outputs of cells that did not change."""
+    """Put the cells of a Python file into the notebook beside it; a cell whose code did not change keeps its outputs."""
     import jupytext
     notebook_path = path.with_suffix(".ipynb")
     edited = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
     if notebook_path.exists():
-        edited = jupytext.combine.combine_inputs_with_outputs(edited, read(notebook_path), fmt="py:percent")
+        before = read(notebook_path)
+        edited.metadata = before.metadata
+        for cell in _code_cells(edited):
+            same = next((old for old in _code_cells(before) if old.source == cell.source), None)
+            if same:
+                before.cells.remove(same)
+                cell.outputs, cell.execution_count = same.outputs, same.execution_count
     write(notebook_path, dumps(normalise(edited)))
     return notebook_path
 
