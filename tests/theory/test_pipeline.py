@@ -317,6 +317,7 @@ def test_a_large_pipeline_takes_less_than_a_second():
 
 
 def _seconds(schedule):
-    start = time.perf_counter()
+    # Of the processor, so that a busy machine does not fail the test.
+    start = time.process_time()
     simulate(schedule)
-    return time.perf_counter() - start
+    return time.process_time() - start

@@ -128,8 +128,10 @@ def simulate(schedule, costs=UNIT_COSTS):
     p, m = schedule.pipeline, schedule.micro_batches
     ended = [None] * (len(KINDS) * schedule.stages * m)
     clock, position, timeline = [0.0] * p, [0] * p, [[] for _ in range(p)]
-    sent = np.zeros(p, dtype=np.int64)
+    sent = [0] * p
     waiting = {}
+    chunks = range(schedule.chunks)
+    steps_by_rank = [[steps[schedule.stage(rank, chunk)] for chunk in chunks] for rank in range(p)]
 
     def arrival(actions, steps_of_chunk, now):
         """When all that the actions need has arrived, and the first result that is missing."""
@@ -147,7 +149,7 @@ def simulate(schedule, costs=UNIT_COSTS):
     while runnable:
         rank = runnable.pop()
         row, mine, now, at = schedule.ranks[rank], timeline[rank], clock[rank], position[rank]
-        steps_of_chunk = [steps[schedule.stage(rank, chunk)] for chunk in range(schedule.chunks)]
+        steps_of_chunk = steps_by_rank[rank]
         while at < len(row):
             paired = row[at].paired
             together = row[at : at + 1 + paired]
@@ -171,7 +173,7 @@ def simulate(schedule, costs=UNIT_COSTS):
     blocked = [rank for rank in range(p) if position[rank] < len(schedule.ranks[rank])]
     if blocked:
         raise ValueError(_deadlock_sentence(schedule, steps, blocked, position, ended))
-    return Simulation(schedule, tuple(map(tuple, timeline)), sent)
+    return Simulation(schedule, tuple(map(tuple, timeline)), np.array(sent))
 
 
 def lower_bound_time(schedule, costs=UNIT_COSTS):
