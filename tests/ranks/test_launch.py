@@ -18,7 +18,16 @@ ROOT = Path(__file__).parents[2]
 
 
 def processes_of(pids):
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    """Those of the processes that still run; one that only waits to be collected by its parent has ended."""
+    running = []
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            continue
+        if state not in "ZX":
+            running.append(pid)
+    return running
 
 
 def children():

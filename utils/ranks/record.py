@@ -63,7 +63,7 @@ class Record:
 
     def read(self, fd: int) -> bool:
         """Take in what was added to the file; True when there was something."""
-        data = read_from(fd, self._bytes_read)
+        data = read_from(fd, self._bytes_read).partition(b"\0")[0]  # zeros: not written yet
         self._bytes_read += len(data)
         self.add(data)
         return bool(data)

@@ -4,11 +4,13 @@ The `c10d` operators are the one door through which plain `torch.distributed`, D
 collectives all pass, in forward and in backward. We stand in that door: each operator gets a kernel at the
 BackendSelect key that notes the call and passes it on. Other operators are not touched and cost nothing more.
 
-Each event is one JSON line, written straight to a file that the notebook holds open too: it survives whatever
-happens to this process.
+Each event is one JSON line in a mapped file that the notebook holds open too: it costs no system call, and it
+survives whatever happens to this process.
 """
 import itertools
 import json
+import mmap
+import os
 import sys
 import threading
 import time
@@ -20,7 +22,6 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from utils.ranks.definitions import bytes_by_definition
 from utils.ranks.places import is_user_file
-from utils.ranks.scratch import write_all
 
 # operator -> (name of the call, argument that holds the full tensor, argument that holds this rank's part)
 _OPERATORS = {
@@ -50,14 +51,26 @@ _NEED_CONTIGUOUS = {"all_reduce", "broadcast", "reduce", "scatter"}
 
 
 class Recorder:
-    """Writes events of one rank to a file descriptor, one JSON line each."""
+    """Writes events of one rank into a mapped file, one JSON line each; what is not written yet reads as zeros."""
+
+    _GROWTH_BYTES = 1 << 20
 
     def __init__(self, fd: int):
         self._fd = fd
         self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._map, self._used = None, 0
 
     def event(self, kind: str, **fields) -> None:
-        write_all(self._fd, json.dumps({"event": kind, "time": time.monotonic(), **fields}).encode() + b"\n")
+        line = json.dumps({"event": kind, "time": time.monotonic(), **fields}).encode() + b"\n"
+        with self._lock:
+            end = self._used + len(line)
+            if self._map is None or end > len(self._map):
+                size = end + self._GROWTH_BYTES
+                os.ftruncate(self._fd, size)
+                self._map = mmap.mmap(self._fd, size)  # the old map is let go, the file keeps what it held
+            self._map[self._used:end] = line
+            self._used = end
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -120,14 +133,14 @@ def _kernel(operator, recorder):
                 recorder.event("failed", n=number)
             raise
         if recorder is not None:
-            _note_end(recorder, number, op, result)
+            _note_end(recorder, number, op, result, waits=arguments.get("async_op") is False)
         return result
 
     return kernel
 
 
-def _note_end(recorder, number, op, result):
-    """Write down when the call ends: now, or when its Work is done."""
+def _note_end(recorder, number, op, result, waits):
+    """Write down when the call ends: now, or when its Work is done. `waits`: its caller waits for it at once."""
     boxed = result[-1] if isinstance(result, (tuple, list)) and result else result
     if not isinstance(boxed, torch.ScriptObject):
         recorder.event("done", n=number)
@@ -136,8 +149,8 @@ def _note_end(recorder, number, op, result):
     _number_of[work] = number
     slot = _slots.last
     slot[:] = [work]
-    if op in ("send", "recv"):
-        return  # their Work has no future: its wait() tells the end
+    if waits or op in ("send", "recv"):
+        return  # wait() tells the end (and the Work of a send or recv has no future to ask)
 
     def done(future):
         slot.clear()  # a Work holds its tensors: let go

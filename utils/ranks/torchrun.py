@@ -42,7 +42,7 @@ def launch_in_place(fn, args, world_size, record) -> Run:
         recorder.event("returned")
         seconds = time.monotonic() - begin
         gathered = [None] * actual
-        written = read_from(fd)
+        written = read_from(fd).partition(b"\0")[0]
         dist.all_gather_object(gathered, (result, written))
     finally:
         this_rank.leave_run()
