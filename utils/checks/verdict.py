@@ -1,5 +1,6 @@
 """How a check ends: one fixed line when all is right, one short error that says what is wrong when it is not."""
 
+import pickle
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +42,21 @@ def wrong(sentence, given=None, came=None, expected=None, look_at=None):
 
 def verify(sub_checks, call, seed):
     """Run every sub-check through `call` and return a Result for each: for partial credit."""
+    call = once_each(call)
     return [_result(sub_check, call, seed) for sub_check in sub_checks]
+
+
+def once_each(call):
+    """`call`, but equal inputs are run only once: sub-checks may look at the same run from several sides."""
+    known = {}
+
+    def remembered(inputs):
+        key = pickle.dumps(inputs)
+        if key not in known:
+            known[key] = call(inputs)
+        return known[key]
+
+    return remembered
 
 
 def check_all(question, sub_checks, functions, seed):
@@ -57,7 +72,7 @@ def check_all(question, sub_checks, functions, seed):
 
 def first_failure(question, sub_checks, functions, seed):
     """The message of the first sub-check that fails, and how many passed before it; "" when none fails."""
-    call = call_on_ranks(*functions)
+    call = once_each(call_on_ranks(*functions))
     for number, sub_check in enumerate(sub_checks):
         result = _result(sub_check, call, seed)
         if not result.passed:

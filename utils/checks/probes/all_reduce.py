@@ -147,7 +147,7 @@ def chain_with(weights, seconds=0.0):
 
 
 def overlap(_make_buckets, backward_with_overlap, weights, batches, bucket_bytes, seconds):
-    """Run one backward per batch; return the gradients after each: {name: array}."""
+    """Run one backward per batch; return the gradients after each, {name: array}, and the hooks that are left."""
     chain = chain_with(weights, seconds)
     gradients = []
     for number, batch in enumerate(batches):
@@ -157,7 +157,8 @@ def overlap(_make_buckets, backward_with_overlap, weights, batches, bucket_bytes
         with case(number):
             backward_with_overlap(loss, make_buckets(trainable_parameters(chain), bucket_bytes))
         gradients.append({name: parameter.grad.clone() for name, parameter in chain.named_parameters()})
-    return gradients
+    hooks = sum(len(parameter._post_accumulate_grad_hooks or ()) for parameter in chain.parameters())
+    return {"gradients": gradients, "hooks": hooks}
 
 
 # q6: the parameter server

@@ -1,0 +1,18 @@
+"""The last element never moved: it is in no chunk.
+
+Chunks of equal size by integer division: the rest at the end is lost.
+"""
+
+def reduce_scatter(tensor):
+    """Sum over the ranks, in place: afterwards chunk (r + 1) mod N of rank r's `tensor` is complete."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    size = len(tensor) // world_size
+    chunks = [tensor[i * size:(i + 1) * size] for i in range(world_size)]
+    for step in range(world_size - 1):
+        outgoing = chunks[(rank - step) % world_size]
+        incoming = chunks[(rank - 1 - step) % world_size]
+        received = torch.empty_like(incoming)
+        sending = dist.isend(outgoing, (rank + 1) % world_size)
+        dist.recv(received, (rank - 1) % world_size)
+        sending.wait()
+        incoming += received

@@ -1,0 +1,16 @@
+"""Deadlock: ranks 0, 1, 2 and 3 all wait in send until the other side receives
+
+Every rank sends first and receives then.
+"""
+
+def reduce_scatter(tensor):
+    """Sum over the ranks, in place: afterwards chunk (r + 1) mod N of rank r's `tensor` is complete."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(world_size)
+    for step in range(world_size - 1):
+        outgoing = chunks[(rank - step) % world_size]
+        incoming = chunks[(rank - 1 - step) % world_size]
+        received = torch.empty_like(incoming)
+        dist.send(outgoing, (rank + 1) % world_size)
+        dist.recv(received, (rank - 1) % world_size)
+        incoming += received

