@@ -20,6 +20,7 @@ from utils.ranks.scratch import IN_MEMORY, read_from, scratch_file, write_all
 from utils.ranks.verdicts import Ending, RankError, judge
 
 _QUIET_SECONDS = 1.0          # so long must nothing happen before we ask whether anything still can
+_STARTING_SECONDS = 60.0      # so long may the ranks take, on a busy machine, before the function starts
 _FELLOW_SECONDS = 0.5         # so long we wait, after a failure, for the failures that came with it
 _LONGEST_OUTPUT = 20_000_000  # bytes that one rank may print
 _SHOWN_LINES = 200            # of one rank in a cell's output; the rest is in run.outputs
@@ -121,7 +122,8 @@ class _Watch:
 
     def __init__(self, processes, files: list[Files], timeout, live, record):
         self.processes, self.files, self.live, self.record = processes, files, live, record
-        self.deadline = time.monotonic() + timeout
+        self.timeout = timeout
+        self._begin = time.monotonic()
         self.exit_codes: dict[int, int] = {}
         self.records = [Record(rank) for rank in range(len(files))]
         self._shown = [0] * len(files)
@@ -140,11 +142,16 @@ class _Watch:
                 return "done"
             if any(os.fstat(of_rank.output).st_size > _LONGEST_OUTPUT for of_rank in self.files):
                 return "output"
-            if time.monotonic() > self.deadline:
+            if time.monotonic() > self._deadline():
                 self._ask_for_stacks()
                 return "timeout"
-            if self.record and self._stuck():
+            if self._stuck() and self.record:
                 return "deadlock"
+
+    def _deadline(self):
+        """The limit is for the function: the clock starts when it has started everywhere."""
+        begun = [record.begun for record in self.records]
+        return self._begin + _STARTING_SECONDS + self.timeout if None in begun else max(begun) + self.timeout
 
     def ending(self, rank) -> Ending:
         files = self.files[rank]

@@ -96,8 +96,9 @@ def _call(rank, job, files, recorder):
     recorder.event("returned")
     packed = pickles.dumps(result, f"the result of rank {rank} ({type(result).__name__})")
     result = None
-    _wait_for_all(store, job["world_size"])  # nobody hangs up while another rank still talks
+    _wait_for_all("returned", store, job["world_size"])  # nobody hangs up while another rank still talks
     recorder.event("wire", connections=counted_since(wire_before))
+    _wait_for_all("counted", store, job["world_size"])   # nor while another rank still looks at its end of the line
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     if job["backend"] == "nccl" and dist.is_initialized():
@@ -122,10 +123,10 @@ def _join_group(rank, job, files):
     return dist.PrefixStore("course", store)
 
 
-def _wait_for_all(store, world_size):
-    if store.add("returned", 1) == world_size:
-        store.set("all returned", "yes")
-    store.wait(["all returned"], datetime.timedelta(days=1))
+def _wait_for_all(what, store, world_size):
+    if store.add(what, 1) == world_size:
+        store.set(f"all {what}", "yes")
+    store.wait([f"all {what}"], datetime.timedelta(days=1))
 
 
 def _describe_error(error):
