@@ -82,7 +82,8 @@ def plain(value):
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return np.array(value, order="C", subok=False)
     raise TypeError(
