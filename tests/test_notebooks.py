@@ -31,7 +31,8 @@ def run_cell(folder, cell=notebooks.BOOTSTRAP + SAY_WHERE, installed_at=None):
     program = (f"import sys; sys.path = ['', *(p for p in sys.path if p not in ('', {str(ROOT)!r}))]\n"
                f"sys.path += {[str(installed_at)] if installed_at else []}\nexec({cell!r})")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
+    return subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True,
+                          timeout=120)
 
 
 @pytest.fixture
@@ -170,8 +171,8 @@ def test_normalise_keeps_what_the_author_wrote_and_drops_what_editors_add():
     kept = {"tags": ["check"], "nbgrader": {"grade_id": "q1"}, "course": {"answers": ["q1"]}, "deletable": True}
     notebook = v4.new_notebook(
         cells=[cell(execution={"iopub.status.busy": "2024"}, collapsed=False, vscode={}, **kept)],
-        metadata={"kernelspec": {"name": "mine", "display_name": "Mine"}, "language_info": {"name": "python", "version": "3.12.1"},
-                  "colab": {}, "course": {"taught_in": ["utils/x.py"]}})
+        metadata={"kernelspec": {"name": "mine", "display_name": "Mine"}, "colab": {},
+                  "language_info": {"name": "python", "version": "3.12.1"}, "course": {"taught_in": ["utils/x.py"]}})
     result = notebooks.normalise(notebook)
     assert result.cells[0].metadata == kept
     assert result.metadata == {"kernelspec": notebooks.KERNELSPEC, "language_info": {"name": "python"},
@@ -238,7 +239,8 @@ def test_execute_stops_a_cell_that_takes_too_long(tmp_path):
 
 
 def test_bootstrap_replaces_an_older_cell_and_comes_before_other_code(tmp_path):
-    for old, sources in [("import sys\nsys.path.insert(0, '..')", [notebooks.BOOTSTRAP]), ("1 + 1", [notebooks.BOOTSTRAP, "1 + 1"])]:
+    for old, sources in [("import sys\nsys.path.insert(0, '..')", [notebooks.BOOTSTRAP]),
+                         ("1 + 1", [notebooks.BOOTSTRAP, "1 + 1"])]:
         path = save(tmp_path, v4.new_markdown_cell("# T"), cell(old))
         assert notebooks.bootstrap(path)
         assert [each.source for each in read(path).cells] == ["# T", *sources]
@@ -248,9 +250,10 @@ def test_bootstrap_replaces_an_older_cell_and_comes_before_other_code(tmp_path):
 # ---- text ---------------------------------------------------------------------------------------------------------
 
 def test_a_notebook_goes_to_text_and_comes_back_the_same(tmp_path):
-    answer = {"grade_id": "q1-answer", "grade": False, "solution": True, "locked": False, "schema_version": 3, "task": False}
+    answer = {"grade_id": "q1-answer", "grade": False, "solution": True, "locked": False}
     path = save(tmp_path, v4.new_markdown_cell("# Title\n\n*text* with `code`"), first_cell(),
-                cell("%matplotlib inline\nx = 1", 2, tags=["raises-exception"]), cell("x", 3, [stream("stdout", "1\n")], nbgrader=answer),
+                cell("%matplotlib inline\nx = 1", 2, tags=["raises-exception"]),
+                cell("x", 3, [stream("stdout", "1\n")], nbgrader=answer),
                 cell("x", 4, [stream("stdout", "2\n")]))
     notebook = read(path)
     notebook.metadata["course"] = {"taught_in": ["utils/x.py"]}
@@ -263,7 +266,8 @@ def test_a_notebook_goes_to_text_and_comes_back_the_same(tmp_path):
 
 
 def test_a_change_in_the_text_keeps_the_outputs_of_the_other_cells(tmp_path):
-    path = save(tmp_path, first_cell(), cell("print(1)", 2, [stream("stdout", "1\n")]), cell("print(2)", 3, [stream("stdout", "2\n")]))
+    path = save(tmp_path, first_cell(), cell("print(1)", 2, [stream("stdout", "1\n")]),
+                cell("print(2)", 3, [stream("stdout", "2\n")]))
     text = notebooks.to_text(path)
     text.write_text(text.read_text().replace("print(2)", "print(3)"))
     notebooks.from_text(text)
