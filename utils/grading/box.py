@@ -163,8 +163,6 @@ def _be_process_one(box: dict, files: dict[str, bytes], inner: list[str] | Calla
     _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _mount_everything(box, files)
     _loopback_up()
-    with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
-        file.write("0")  # no box in the box
     _give_up_rights()
     main_process = os.fork()
     if main_process == 0:
@@ -215,6 +213,8 @@ def _mount_everything(box: dict, files: dict[str, bytes]) -> None:
         _hide(box)
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
+    with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")  # no box in the box
     _set_attributes("/", set_=_ATTR_RDONLY)
     for path in [box["folder"], *filter(os.path.isdir, ["/dev/shm"])]:
         _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={box['folder_bytes']},mode=700")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -17,7 +17,7 @@ from utils.grading.nbval_stage import (
     NbvalRun,
     run_nbval,
 )
-from utils.grading.notebook import digest, dumps, is_answer, is_check
+from utils.grading.notebook import digest, dumps, is_answer
 from utils.grading.questions import Question, questions
 from utils.grading.sandbox import Sandbox
 from utils.grading.suspicion import suspicious_words
@@ -95,7 +95,7 @@ def grade_submission(assignment: Assignment, data: bytes) -> Grade:
     grafted, report = graft(assignment.lab, data, extra_cells=assignment.extra_cells)
     if report.status not in ("ok", "blank"):
         return no_grade(assignment.lab, report.status, report.notes, report.flags)
-    ran = _run_with_second_chances(assignment, grafted)
+    ran, grafted = _run_with_second_chances(assignment, grafted)
     asked = questions(assignment.lab)
     passed = tuple(question.name for question in asked if ran.passed(question.check))
     verified = assignment.verify(grafted, passed) if assignment.verify and passed else {}
@@ -120,56 +120,51 @@ def blank_cell(lab: NotebookNode, grafted: NotebookNode, name: str) -> NotebookN
     return changed
 
 
-def _run_with_second_chances(assignment: Assignment, grafted: NotebookNode) -> NbvalRun:
-    """Run the lab; when one answer ends or blocks the run, run again without it for the sake of the others."""
+def _run_with_second_chances(assignment: Assignment, grafted: NotebookNode) -> tuple[NbvalRun, NotebookNode]:
+    """Run the lab; when one answer was stopped, run again without it for the sake of the other questions.
+
+    Returns what became of each cell, and the notebook that was run last.
+    """
     def run(notebook):
         return run_nbval(notebook, assignment.root, sandbox=assignment.sandbox, cell_timeout=assignment.cell_timeout,
                          total_timeout=assignment.total_timeout)
 
     ran = run(grafted)
-    final, troubles = ran, {}
+    final: NbvalRun = ran
+    troubles: dict[str, str] = {}
     for _ in range(RERUNS):
-        trouble = _first_trouble(grafted, final)
-        if trouble is None or not _has_victims(final, grafted):
-            break
-        name = _answer_behind(assignment.lab, grafted, trouble)
-        if name is None or name in troubles:
+        trouble = _first_trouble(grafted, final, set(troubles.values()) | set(troubles))
+        name = _answer_behind(assignment.lab, grafted, trouble) if trouble else None
+        own = {question.check for question in questions(assignment.lab) if f"{question.name}-answer" == name}
+        others = {question.check for question in questions(assignment.lab)} - own
+        if name is None or name in troubles or all(final.passed(check) for check in others):
             break
         troubles[name] = trouble
-        blamed = {cell: result for cell, result in final.cells.items() if not result.message.startswith(NOT_RUN)}
         grafted = blank_cell(assignment.lab, grafted, name)
         again = run(grafted)
-        looked_at = {question.check for question in questions(assignment.lab) if name in question.answers}
-        cells = dict(again.cells)
-        for check in {trouble, name, *looked_at}:
-            cells[check] = blamed.get(check, _lost(name, final.status))
-        final = NbvalRun(cells, again.status, ran.left_behind + again.left_behind, ran.seconds + again.seconds, again.output)
-    status = ran.status if ran.status != "ok" and not troubles else final.status
-    return replace(final, status=status if not troubles else _worst(ran, final))
+        kept = {cell: result for cell, result in final.cells.items() if not result.message.startswith(NOT_RUN)}
+        cells = again.cells | {cell: kept.get(cell, _lost(name, final.status)) for cell in {trouble, name, *own}}
+        final = NbvalRun(cells, _worst(final, again), ran.left_behind + again.left_behind, ran.seconds + again.seconds, again.output)
+    return final, grafted
 
 
 def _lost(name: str, status: str) -> CellResult:
-    why = "used up the time for the whole lab" if status == "timeout" else "ended the Python process"
-    return CellResult("stopped", f"not counted: the answer {name} {why}")
+    why = "used up the time for the whole lab" if status == "timeout" else "was stopped"
+    return CellResult("stopped", f"{NOT_RUN}the cell {name} {why}")
 
 
 def _worst(*runs: NbvalRun) -> str:
     return next((status for status in ("timeout", "crashed") if any(run.status == status for run in runs)), "ok")
 
 
-def _first_trouble(notebook: NotebookNode, ran: NbvalRun) -> str | None:
+def _first_trouble(notebook: NotebookNode, ran: NbvalRun, known: set[str]) -> str | None:
     """Return the first cell that was stopped, or that had no result because everything ended during it."""
     for cell in notebook.cells:
-        if cell.cell_type == "code":
+        if cell.cell_type == "code" and cell.id not in known:
             result = ran.cells.get(cell.id)
             if result is None or (result.outcome == "stopped" and not result.message.startswith(NOT_RUN)):
                 return cell.id
     return None
-
-
-def _has_victims(ran: NbvalRun, notebook: NotebookNode) -> bool:
-    return any(cell.id not in ran.cells or ran.cells[cell.id].message.startswith(NOT_RUN)
-               for cell in notebook.cells if is_check(cell))
 
 
 def _answer_behind(lab: NotebookNode, grafted: NotebookNode, trouble: str) -> str | None:
@@ -207,7 +202,7 @@ def _question(question: Question, report: Report, ran: NbvalRun, checks: tuple[S
 
 
 def _status(report: Report, ran: NbvalRun) -> str:
-    stopped = [cell.message for cell in ran.cells.values() if cell.outcome == "stopped"]
+    stopped = [cell.message for cell in ran.cells.values() if cell.outcome == "stopped" and not cell.message.startswith(NOT_RUN)]
     if ran.status == "timeout" or any("longer than its limit" in message for message in stopped):
         return "timeout"
     if ran.status == "crashed" or any("ended" in message or "exit()" in message for message in stopped):

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier")
-_REDUCE = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.PRODUCT: "product", dist.ReduceOp.MIN: "min",
-           dist.ReduceOp.MAX: "max"}
+_REDUCE = (("sum", dist.ReduceOp.SUM), ("avg", dist.ReduceOp.AVG), ("product", dist.ReduceOp.PRODUCT), ("min", dist.ReduceOp.MIN),
+           ("max", dist.ReduceOp.MAX))
 
 plain_data = sys.modules["course_plain_data"]
 
@@ -128,7 +128,7 @@ class RoutedGroup(dist.ProcessGroup):
             "op": op, "number": number, "peer": peer, "tag": tag, "data": base64.b64encode(data).decode(),
             "dtype": str(shown[0].dtype).removeprefix("torch.") if shown else "uint8",
             "elements": factor * sum(tensor.numel() for tensor in shown),
-            "root": getattr(opts, "rootRank", 0), "reduce": _REDUCE.get(getattr(opts, "reduceOp", None), "sum"),
+            "root": getattr(opts, "rootRank", 0), "reduce": _reduce_name(opts),
         })
         return RoutedWork(self, number, list(targets))
 
@@ -144,6 +144,17 @@ class RoutedGroup(dist.ProcessGroup):
     def has(self, number: int) -> bool:
         """Return whether call ``number`` was waited for."""
         return number in self._done
+
+
+def _reduce_name(opts) -> str:
+    """Return the name of a call's reduction; ``"sum"`` for calls without one."""
+    wanted = getattr(opts, "reduceOp", None)
+    for name, operation in _REDUCE if wanted is not None else ():
+        if wanted == operation:  # these objects are equal without having equal hashes
+            return name
+    if wanted is not None:
+        raise ValueError(f"the reduction {wanted} cannot be used here; use SUM, AVG, PRODUCT, MIN or MAX.")
+    return "sum"
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
