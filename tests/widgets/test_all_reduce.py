@@ -26,9 +26,6 @@ from utils.widgets.all_reduce import (
 from utils.widgets.all_reduce_algorithms import ALGORITHMS, LOOPBACK, SIZES, WORLD_SIZES
 from utils.widgets.style import bytes_text, seconds_text
 
-RING_STATES = [(n, step) for n in range(2, 9) for step in range(2 * (n - 1) + 1)]
-
-
 # ---- the ring, step by step
 
 
@@ -62,15 +59,16 @@ def test_the_steps_sentence():
         "step 2 of 4: rank 1 sends chunk 0 to rank 2, which adds it · sent so far per rank: 6 to 7 of 13 to 14 elements")
 
 
-@pytest.mark.parametrize("n, step", RING_STATES)
-def test_every_step_has_a_picture_of_its_own(n, step):
-    picture = style.png(draw_ring_step(n, 1000, step))
-    assert step == 0 or picture != style.png(draw_ring_step(n, 1000, step - 1))
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_every_step_has_a_picture_of_its_own(n):
+    pictures = [style.png(draw_ring_step(n, 1000, step)) for step in range(2 * (n - 1) + 1)]
+    assert len(set(pictures)) == len(pictures)
 
 
 @pytest.mark.parametrize("arguments, sentence", [
     ((9, 1000, 1), "world_size must be at most 8"),
     ((1, 1000, 0), "world_size must be at least 2"),
+    ((4, 0, 0), "elements must be at least 1"),
     ((4, 1000, 7), "step must be at most 6"),
 ])
 def test_a_step_that_does_not_exist_is_refused(arguments, sentence):

@@ -206,7 +206,7 @@ def _mark_measured_seconds(ax, runs):
     for run in runs:
         ax.plot([run.elements * ELEMENT_BYTES], [run.seconds], "s", markersize=7, zorder=6,
                 markerfacecolor=style.colour("communication"), markeredgecolor="black")
-        ax.annotate("measured", (run.elements * ELEMENT_BYTES, run.seconds), (-7, 0), textcoords="offset points",
+        ax.annotate("measured once", (run.elements * ELEMENT_BYTES, run.seconds), (-7, 0), textcoords="offset points",
                     ha="right", va="center", fontsize=8)
 
 

@@ -24,7 +24,7 @@ def ring_steps(world_size: int = 4, elements: int = 1000, step: int = 1) -> Fram
     """
     controls = {
         "world_size": ipywidgets.IntSlider(world_size, 2, MOST_RANKS, description="N ranks"),
-        "elements": ipywidgets.BoundedIntText(elements, 0, 10**9, description="Ψ elements"),
+        "elements": ipywidgets.BoundedIntText(elements, 1, 10**9, description="Ψ elements"),
         "step": ipywidgets.IntSlider(step, 0, len(ring_schedule(world_size)), description="step"),
     }
     step_slider = controls["step"]
@@ -77,7 +77,7 @@ def ring_step_sentence(world_size: int = 4, elements: int = 1000, step: int = 1,
     >>> ring_step_sentence(4, 1000, 3)
     'step 3 of 6: rank 1 sends chunk 3 to rank 2, which adds it · sent so far per rank: 750 of 1,500 elements'
     """
-    schedule = _checked(world_size, step)
+    schedule = _checked(world_size, elements, step)
     sent, total = ring_sent_so_far(world_size, elements, step), all_reduce_elements_sent("ring", elements, world_size)
     if step == 0:
         head = f"step 0 of {len(schedule)}: each rank holds its own numbers, cut into {world_size} chunks"
@@ -100,22 +100,24 @@ def draw_ring_step(world_size: int = 4, elements: int = 1000, step: int = 1, run
 
     A row is a rank, a column a chunk, a small square one rank's contribution. Returns the matplotlib Figure.
     """
-    schedule = _checked(world_size, step)
-    moves = schedule[step - 1] if step else []
+    schedule = _checked(world_size, elements, step)
+    moves, run = schedule[step - 1] if step else [], _last_run(runs, world_size, elements)
     with style.drawing(figure, height=3.75) as figure:
         grid = figure.add_axes([0.087, 0.03, 0.653, 0.745])
         bars = figure.add_axes([0.765, 0.03, 0.222, 0.745])
         figure.text(0.012, 0.975, _title(world_size, step), va="top", fontsize=10, fontweight="bold")
         _draw_contents(grid, world_size, elements, step, moves)
         _draw_moves(grid, world_size, moves)
-        _draw_sent(bars, world_size, elements, step, _last_run(runs, world_size, elements))
-        figure.legend(handles=_legend(bool(runs)), loc="upper left", bbox_to_anchor=(0.003, 0.94), ncols=6,
+        _draw_sent(bars, world_size, elements, step, run)
+        figure.legend(handles=_legend(with_run=run is not None), loc="upper left", bbox_to_anchor=(0.003, 0.94), ncols=6,
                       handlelength=1.1, handletextpad=0.5, columnspacing=1.3, borderaxespad=0.3)
     return figure
 
 
-def _checked(world_size, step):
+def _checked(world_size, elements, step):
+    """The ring's schedule, if the step is one of it."""
     whole_number("world_size", world_size, minimum=2, maximum=MOST_RANKS)
+    whole_number("elements", elements)
     schedule = ring_schedule(world_size)
     whole_number("step", step, minimum=0, maximum=len(schedule))
     return schedule
@@ -143,9 +145,11 @@ def _draw_contents(ax, world_size, elements, step, moves):
     ax.set_xlim(-0.5, world_size - 0.5)
     style.rank_lanes(ax, world_size)
     sizes = chunk_sizes(elements, world_size)
-    ax.set_xticks(range(world_size), [f"chunk {chunk}\n{size:,}" for chunk, size in enumerate(sizes)])
-    ax.tick_params(axis="x", length=0, labeltop=True, labelbottom=False,
-                   labelsize=8 if world_size < 6 else 6.5 if world_size < 8 else 6)
+    ax.set_xticks([])
+    size = 8 if world_size < 6 else 6.5 if world_size < 8 else 6
+    for chunk, elements_in_chunk in enumerate(sizes):  # texts are drawn faster than ticks
+        ax.annotate(f"chunk {chunk}\n{elements_in_chunk:,}", (chunk, 1), (0, 4), xycoords=("data", "axes fraction"),
+                    textcoords="offset points", ha="center", fontsize=size)
     ax.tick_params(axis="y", pad=1)
     ax.annotate("elements", (0, 1), (-1, 4), xycoords="axes fraction", textcoords="offset points", ha="right",
                 fontsize=7, color=style.QUIET)
@@ -214,7 +218,7 @@ def _draw_sent(ax, world_size, elements, step, run):
         ax.barh(ranks, _measured_so_far(run, step), height=0.24, **style.measured("communication"))
     ax.set_ylim(world_size - 0.5, -0.5)
     ax.set_yticks([])
-    most = max(1, int(total.max()))
+    most = int(total.max())
     ax.set_xlim(0, most)
     ax.set_xticks([])
     ax.spines[["top", "bottom", "right"]].set_visible(False)
@@ -223,13 +227,13 @@ def _draw_sent(ax, world_size, elements, step, run):
         ax.annotate(text, (place, 1), (0, up), xycoords="axes fraction", textcoords="offset points", ha=side, fontsize=8)
 
 
-def _legend(with_runs):
+def _legend(with_run):
     handles = [Patch(**style.theory("gradients"), label="partial sum"),
                Patch(facecolor=style.colour("gradients"), label="complete sum"),
                Patch(facecolor="none", edgecolor=style.colour("communication"), linewidth=2, label="just received"),
                Patch(**style.theory("communication"), label="sent"),
                Patch(**style.idle(), label="still to send")]
-    return handles + ([Patch(**style.measured("communication"), label="measured")] if with_runs else [])
+    return handles + ([Patch(**style.measured("communication"), label="measured")] if with_run else [])
 
 
 # ---- runs ---------------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def png_with_text(figure: Figure, text: str) -> bytes:
     """The figure as a PNG file with a line of text above it, wrapped where it is too long."""
     with _settings():
         picture = _pixels(figure)
-        lines = textwrap.wrap(text, 98) or [""]
+        lines = textwrap.wrap(text, 90)
         strip = Picture(figsize=(WIDTH_INCHES, 0.16 + 0.19 * len(lines)), dpi=DPI)
         FigureCanvasAgg(strip)
         strip.text(0.012, 1 - 0.09 / strip.get_figheight(), "\n".join(lines), va="top", fontsize=9, linespacing=1.35)
@@ -176,12 +176,6 @@ def rank_lanes(ax, world_size: int) -> None:
     ax.set_ylim(world_size - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-
-
-def legend_above(ax, handles, **options):
-    """A legend in one row above the axes, where it hides no data."""
-    return ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(handles),
-                     borderaxespad=0.2, handlelength=1.6, columnspacing=1.4, **options)
 
 
 # ---- numbers with their units -------------------------------------------------------------------------------------
