@@ -69,6 +69,27 @@ def test_the_course_s_own_functions_pass_with_any_seed(question):
     assert repr(given[0]) != repr(given[1]), "another seed gives other inputs"
 
 
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize(
+    "result", [None, [], {"after": 1, "seen": "x", "hooks": []}, [float("nan")] * 9, "no list"]
+)
+def test_outputs_of_any_form_earn_nothing_and_break_nothing(question, result):
+    def tampered(inputs):
+        if result == "no list":
+            return {"error": None, "results": [], "calls": [], "spans": [], "printed": []}
+        empty = [[]] * inputs["world_size"]
+        return {
+            "error": None,
+            "results": [result] * len(empty),
+            "calls": empty,
+            "spans": empty,
+            "printed": [],
+        }
+
+    verdicts = verify(QUESTIONS[question], tampered, seed=1)
+    assert [verdict.name for verdict in verdicts if verdict.passed] == []
+
+
 def test_partial_credit():
     """Right sums with too much traffic: all sub-checks but those on messages pass."""
     results = verify(QUESTIONS["q3"], over_a_wall([gather_broadcast], []), seed=5)

@@ -14,7 +14,6 @@ from utils.theory.collectives import all_reduce_elements_sent
 LEARNING_RATE, WEIGHT_DECAY = 0.5, 0.1
 TOLERANCE = 1e-9  # fp64; the ranks add in another order than one process
 FP64_BYTES = 8
-NAN = float("nan")
 
 # q4: a data-parallel step
 

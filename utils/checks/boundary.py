@@ -28,7 +28,7 @@ import numpy as np
 from utils.ranks import RankError, launch, span
 from utils.ranks.pickles import UnpicklableError
 
-TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 10
 CASE = "case of a check"
 
 

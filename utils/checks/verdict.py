@@ -86,6 +86,11 @@ def _result(sub_check, call, seed):
         sub_check.check(call, seed)
     except CheckFailed as failure:
         return Result(sub_check.name, False, str(failure))
+    except (
+        Exception
+    ) as error:  # outputs of the wrong form: the other side of the boundary is not to be trusted
+        message = f"What came back cannot be read ({type(error).__name__}: {error})."
+        return Result(sub_check.name, False, message)
     return Result(sub_check.name, True, "")
 
 
@@ -97,6 +102,8 @@ def outputs_of(call, probe, world_size, given, **arguments):
     outputs = call({"probe": probe, "world_size": world_size, "arguments": arguments})
     error = outputs["error"]
     if error is None:
+        if any(len(outputs[name]) != world_size for name in ("results", "calls", "spans")):
+            raise wrong("What came back is not one result for each rank.", given)
         return outputs
     message, kind = _without_our_own_lines(str(error["message"]), probe), str(error["kind"])
     if "NotImplementedError" in message:

@@ -103,6 +103,8 @@ def buckets(student_make_buckets, _backward, sizes, bucket_bytes):
     parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
     position = {id(parameter): number for number, parameter in enumerate(parameters)}
     made = student_make_buckets(parameters, bucket_bytes)
+    if not isinstance(made, (list, tuple)) or not all(isinstance(bucket, (list, tuple)) for bucket in made):
+        raise TypeError(f"make_buckets must return a list of lists of parameters; it returned {made!r:.80}")
     return [[position.get(id(parameter), -1) for parameter in bucket] for bucket in made]
 
 
@@ -156,9 +158,13 @@ def overlap(_make_buckets, backward_with_overlap, weights, batches, bucket_bytes
         loss = chain(x).square().mean()
         with case(number):
             backward_with_overlap(loss, make_buckets(trainable_parameters(chain), bucket_bytes))
-        gradients.append({name: parameter.grad.clone() for name, parameter in chain.named_parameters()})
+        gradients.append({name: _gradient_of(parameter) for name, parameter in chain.named_parameters()})
     hooks = sum(len(parameter._post_accumulate_grad_hooks or ()) for parameter in chain.parameters())
     return {"gradients": gradients, "hooks": hooks}
+
+
+def _gradient_of(parameter):
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
 
 
 # q6: the parameter server
