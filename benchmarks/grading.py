@@ -35,8 +35,19 @@ def write_submissions(folder: Path, lab: str, count: int) -> None:
 
 def time_course(lab: str, submissions: Path, out: Path, jobs: int, *more: str) -> float:
     """Return the seconds of ``course grade``."""
-    command = [sys.executable, "-m", "utils.cli", "grade", f"labs/{lab}.ipynb", str(submissions), "-o", str(out),
-               "--jobs", str(jobs), *more]
+    command = [
+        sys.executable,
+        "-m",
+        "utils.cli",
+        "grade",
+        f"labs/{lab}.ipynb",
+        str(submissions),
+        "-o",
+        str(out),
+        "--jobs",
+        str(jobs),
+        *more,
+    ]
     start = time.perf_counter()
     finished = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if finished.returncode not in (0, 1):
@@ -55,10 +66,21 @@ def time_nbgrader(lab: str, submissions: Path, folder: Path) -> float:
         shutil.copy(path, target / f"{lab}.ipynb")
     environment = {"PYTHONPATH": str(ROOT)}
     nbgrader = [sys.executable, "-m", "nbgrader"]
-    subprocess.run([*nbgrader, "generate_assignment", lab], cwd=folder, check=True, capture_output=True, env=_with(environment))
+    subprocess.run(
+        [*nbgrader, "generate_assignment", lab],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        env=_with(environment),
+    )
     start = time.perf_counter()
-    subprocess.run([*nbgrader, "autograde", lab, "--ExecutePreprocessor.timeout=120"], cwd=folder, check=False,
-                   capture_output=True, env=_with(environment))
+    subprocess.run(
+        [*nbgrader, "autograde", lab, "--ExecutePreprocessor.timeout=120"],
+        cwd=folder,
+        check=False,
+        capture_output=True,
+        env=_with(environment),
+    )
     return time.perf_counter() - start
 
 
@@ -88,7 +110,9 @@ def main() -> None:
             rows.append(("nbgrader autograde", time_nbgrader(chosen.lab, submissions, folder / "nbgrader")))
     print(f"{chosen.submissions} submissions of {chosen.lab}, --jobs {chosen.jobs}")
     for title, seconds in rows:
-        print(f"{title:28} {seconds:7.1f} s  {60 * chosen.submissions / seconds:6.1f} a minute  ratio {seconds / rows[-1][1]:.2f}")
+        print(
+            f"{title:28} {seconds:7.1f} s  {60 * chosen.submissions / seconds:6.1f} a minute  ratio {seconds / rows[-1][1]:.2f}"
+        )
     if len(rows) == 2:
         print("nbgrader is not installed, so there is nothing to compare with: pip install nbgrader")
 

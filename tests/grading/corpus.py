@@ -11,8 +11,7 @@ import json
 
 from nbformat import v4
 
-from .course_fixture import Q1, Q2
-from .test_graft import LAB, MY_ADD, SOLVED, answering, cell_of, new_ids, strip_metadata, submitted
+from .test_graft import SOLVED, answering, cell_of, new_ids, strip_metadata, submitted
 
 ANCHOR = "# === q1: answer (keep this line) ===\n"
 WRONG = "def add(left, right):\n    return 0\n"
@@ -20,14 +19,18 @@ RIGHT = "def add(left, right):\n    return left + right\n"
 INDEPENDENT_DOUBLE = "# === q2: answer (keep this line) ===\ndef double(number):\n    return 2 * number\n"
 
 
-def answers(add: str | None = RIGHT, double: str | None = INDEPENDENT_DOUBLE, change=lambda notebook: None) -> bytes:
+def answers(
+    add: str | None = RIGHT, double: str | None = INDEPENDENT_DOUBLE, change=lambda notebook: None
+) -> bytes:
     """Return a submission with the code ``add`` for q1 and ``double`` for q2."""
+
     def edit(notebook):
         if add is not None:
             answering("q1-answer", add if add.startswith("# ===") else ANCHOR + add)(notebook)
         if double is not None:
             answering("q2-answer", double)(notebook)
         change(notebook)
+
     return submitted(edit)
 
 
@@ -57,11 +60,15 @@ def _cleared(notebook):
 
 def _check_is_text(notebook):
     cell = cell_of(notebook, "q1-check")
-    notebook.cells[notebook.cells.index(cell)] = v4.new_markdown_cell(cell.source, id=cell.id, metadata=cell.metadata)
+    notebook.cells[notebook.cells.index(cell)] = v4.new_markdown_cell(
+        cell.source, id=cell.id, metadata=cell.metadata
+    )
 
 
 def _helper(notebook):
-    notebook.cells.insert(3, v4.new_code_cell("import operator\ndef helper(a, b):\n    return operator.add(a, b)"))
+    notebook.cells.insert(
+        3, v4.new_code_cell("import operator\ndef helper(a, b):\n    return operator.add(a, b)")
+    )
 
 
 def _edit(text):
@@ -73,11 +80,26 @@ HONEST = {
     "blank": (submitted(), ("blank", 0, 0, set())),
     "fails_q1": (answers(WRONG), ("ok", 0, 2, set())),
     "blank_q2": (answers(RIGHT, None), ("ok", 3, 0, set())),
-    "partly_q1": (answers("def add(left, right):\n    return left + right if left < 50 else 0\n"), ("ok", 1.5, 2, {"mismatch"})),
-    "helper_cell": (answers("def add(left, right):\n    return helper(left, right)\n", change=_helper), ("ok", 3, 2, {"extra_cells"})),
-    "leftover_stub_q1": (answers(RIGHT.replace("    return", "    raise NotImplementedError()\n    return")), ("ok", 0, 2, set())),
-    "prints_a_lot": (answers(RIGHT.replace("    return", "    print('x' * 9000)\n    return")), ("ok", 3, 2, {"output_cut"})),
-    "warns": (answers("import warnings\n" + RIGHT.replace("    return", "    warnings.warn('NNPACK')\n    return")), ("ok", 3, 2, set())),
+    "partly_q1": (
+        answers("def add(left, right):\n    return left + right if left < 50 else 0\n"),
+        ("ok", 1.5, 2, {"mismatch"}),
+    ),
+    "helper_cell": (
+        answers("def add(left, right):\n    return helper(left, right)\n", change=_helper),
+        ("ok", 3, 2, {"extra_cells"}),
+    ),
+    "leftover_stub_q1": (
+        answers(RIGHT.replace("    return", "    raise NotImplementedError()\n    return")),
+        ("ok", 0, 2, set()),
+    ),
+    "prints_a_lot": (
+        answers(RIGHT.replace("    return", "    print('x' * 9000)\n    return")),
+        ("ok", 3, 2, {"output_cut"}),
+    ),
+    "warns": (
+        answers("import warnings\n" + RIGHT.replace("    return", "    warnings.warn('NNPACK')\n    return")),
+        ("ok", 3, 2, set()),
+    ),
 }
 MISTAKES = {
     "saved_after_running": (answers(WRONG, change=_run), ("ok", 0, 2, set())),
@@ -85,15 +107,30 @@ MISTAKES = {
     "check_deleted": (answers(WRONG, change=_deleted), ("ok", 0, 2, set())),
     "check_moved": (answers(change=_moved), ("ok", 3, 2, set())),
     "check_twice": (answers(change=_twice), ("ok", 3, 2, set())),
-    "check_edited": (answers(WRONG, change=_edit("print('q1: 3/3 checks passed')")), ("ok", 0, 2, {"edited_check"})),
-    "check_skipped": (answers(WRONG, change=_edit("# NBVAL_SKIP\ntiny.q1(add)")), ("ok", 0, 2, {"edited_check"})),
+    "check_edited": (
+        answers(WRONG, change=_edit("print('q1: 3/3 checks passed')")),
+        ("ok", 0, 2, {"edited_check"}),
+    ),
+    "check_skipped": (
+        answers(WRONG, change=_edit("# NBVAL_SKIP\ntiny.q1(add)")),
+        ("ok", 0, 2, {"edited_check"}),
+    ),
     "check_is_text": (answers(WRONG, change=_check_is_text), ("ok", 0, 2, set())),
     "metadata_stripped": (answers(change=strip_metadata), ("ok", 3, 2, set())),
     "ids_new": (answers(change=new_ids), ("ok", 3, 2, set())),
-    "answer_missing": (answers(change=lambda n: n.cells.remove(cell_of(n, "q1-answer"))), ("ok", 0, 2, {"missing_answer"})),
+    "answer_missing": (
+        answers(change=lambda n: n.cells.remove(cell_of(n, "q1-answer"))),
+        ("ok", 0, 2, {"missing_answer"}),
+    ),
     "marker_lines": (answers("# NBVAL_SKIP\n# NBVAL_RAISES_EXCEPTION\n" + WRONG), ("ok", 0, 2, set())),
-    "wrong_lab": (answers(change=lambda n: n.metadata.course.update(lab="02_other")), ("wrong_lab", 0, 0, set())),
-    "old_version": (answers(change=lambda n: n.metadata.course.update(lab_version="old")), ("ok", 3, 2, {"old_version"})),
+    "wrong_lab": (
+        answers(change=lambda n: n.metadata.course.update(lab="02_other")),
+        ("wrong_lab", 0, 0, set()),
+    ),
+    "old_version": (
+        answers(change=lambda n: n.metadata.course.update(lab_version="old")),
+        ("ok", 3, 2, {"old_version"}),
+    ),
 }
 BROKEN = {
     "empty": (b"", ("unreadable", 0, 0, set())),
@@ -102,67 +139,122 @@ BROKEN = {
     "utf16": (answers().decode().encode("utf-16"), ("unreadable", 0, 0, set())),
     "format_9": (answers().replace(b'"nbformat": 4', b'"nbformat": 9'), ("unreadable", 0, 0, set())),
     "nested": (b"[" * 100_000, ("unreadable", 0, 0, set())),
-    "no_outputs": (json.dumps({"nbformat": 4, "cells": [{"cell_type": "code", "source": ANCHOR + RIGHT}]}).encode(),
-                   ("ok", 3, 0, {"missing_answer"})),
-    "odd_kernel": (answers(change=lambda n: n.metadata.kernelspec.update(name="../../evil")), ("ok", 3, 2, set())),
+    "no_outputs": (
+        json.dumps({"nbformat": 4, "cells": [{"cell_type": "code", "source": ANCHOR + RIGHT}]}).encode(),
+        ("ok", 3, 0, {"missing_answer"}),
+    ),
+    "odd_kernel": (
+        answers(change=lambda n: n.metadata.kernelspec.update(name="../../evil")),
+        ("ok", 3, 2, set()),
+    ),
     "huge": (b" " * 20_000_001, ("too_large", 0, 0, set())),
 }
 RUNAWAY = {
     "sleeps_q1": (answers("import time; time.sleep(99)\n" + RIGHT), ("timeout", 0, 2, set())),
-    "swallows_interrupt_q1": (answers("import time\ntry:\n    time.sleep(99)\nexcept KeyboardInterrupt:\n    pass\n" + WRONG),
-                              ("timeout", 0, 2, set())),
-    "crash_q1_others_ok": (answers("import os; os._exit(0)\n" + RIGHT), ("crashed", 0, 2, {"suspicious_api"})),
+    "swallows_interrupt_q1": (
+        answers("import time\ntry:\n    time.sleep(99)\nexcept KeyboardInterrupt:\n    pass\n" + WRONG),
+        ("timeout", 0, 2, set()),
+    ),
+    "crash_q1_others_ok": (
+        answers("import os; os._exit(0)\n" + RIGHT),
+        ("crashed", 0, 2, {"suspicious_api"}),
+    ),
     "exit_q1_others_ok": (answers(RIGHT + "exit()\n"), ("crashed", 0, 2, set())),
-    "segfault_in_the_check_q1": (answers("def add(left, right):\n    import ctypes; ctypes.string_at(0)\n"),
-                                 ("crashed", 0, 2, {"suspicious_api"})),
+    "segfault_in_the_check_q1": (
+        answers("def add(left, right):\n    import ctypes; ctypes.string_at(0)\n"),
+        ("crashed", 0, 2, {"suspicious_api"}),
+    ),
     "floods_q1": (answers("print('x' * 5_000_000)\n" + RIGHT), ("too_large", 0, 2, set())),
-    "eats_memory_in_q1": (answers(RIGHT.replace("    return", "    block = bytearray(1 << 40)\n    return")), ("ok", 0, 2, set())),
-    "asks_in_q1": (answers(RIGHT.replace("    return", "    name = input()\n    return")), ("ok", 0, 2, set())),
-    "daemon": (answers("import subprocess, sys\n_ = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(93)'],"
-                       " start_new_session=True)\n" + RIGHT), ("ok", 3, 2, {"suspicious_api", "leftover_processes"})),
+    "eats_memory_in_q1": (
+        answers(RIGHT.replace("    return", "    block = bytearray(1 << 40)\n    return")),
+        ("ok", 0, 2, set()),
+    ),
+    "asks_in_q1": (
+        answers(RIGHT.replace("    return", "    name = input()\n    return")),
+        ("ok", 0, 2, set()),
+    ),
+    "daemon": (
+        answers(
+            "import subprocess, sys\n_ = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(93)'],"
+            " start_new_session=True)\n" + RIGHT
+        ),
+        ("ok", 3, 2, {"suspicious_api", "leftover_processes"}),
+    ),
 }
 LINE = "print('q1: 3/3 checks passed')"
 SHELL = "get_ipython()"
 #: Rows of the attack table that try to get points for a wrong ``add``.
 CHEATS = {
     "replaces_the_check": f"from utils.checks import tiny\ntiny.q1 = lambda *a: {LINE}\n" + WRONG,
-    "replaces_the_module": ("import sys, types\nfake = types.ModuleType('tiny')\n"
-                            f"fake.q1 = lambda *a: {LINE}\nfake.q2 = lambda *a: print('q2: 2/2 checks passed')\n"
-                            "sys.modules['utils.checks.tiny'] = fake\ntiny = fake\n") + WRONG,
-    "swaps_the_code": (f"from utils.checks import tiny\ndef other(add):\n    {LINE}\n"
-                       "tiny.q1.__code__ = other.__code__\n") + WRONG,
-    "overwrites_the_file": ("from utils.checks import tiny\nimport importlib\ntry:\n    open(tiny.__file__, 'w').write("
-                            "\"def q1(add):\\n    print('q1: 3/3 checks passed')\\n\")\nexcept OSError:\n    pass\n"
-                            f"tiny.q1 = lambda *a: {LINE}\n") + WRONG,
-    "swallows_the_error": ("from utils.checks import tiny\nreal = tiny.q1\ndef quiet(add):\n    try:\n        real(add)\n"
-                           f"    except AssertionError:\n        {LINE}\ntiny.q1 = quiet\n") + WRONG,
+    "replaces_the_module": (
+        "import sys, types\nfake = types.ModuleType('tiny')\n"
+        f"fake.q1 = lambda *a: {LINE}\nfake.q2 = lambda *a: print('q2: 2/2 checks passed')\n"
+        "sys.modules['utils.checks.tiny'] = fake\ntiny = fake\n"
+    )
+    + WRONG,
+    "swaps_the_code": (
+        f"from utils.checks import tiny\ndef other(add):\n    {LINE}\ntiny.q1.__code__ = other.__code__\n"
+    )
+    + WRONG,
+    "overwrites_the_file": (
+        "from utils.checks import tiny\nimport importlib\ntry:\n    open(tiny.__file__, 'w').write("
+        "\"def q1(add):\\n    print('q1: 3/3 checks passed')\\n\")\nexcept OSError:\n    pass\n"
+        f"tiny.q1 = lambda *a: {LINE}\n"
+    )
+    + WRONG,
+    "swallows_the_error": (
+        "from utils.checks import tiny\nreal = tiny.q1\ndef quiet(add):\n    try:\n        real(add)\n"
+        f"    except AssertionError:\n        {LINE}\ntiny.q1 = quiet\n"
+    )
+    + WRONG,
     "hides_the_traceback": f"{SHELL}.showtraceback = lambda *a, **k: {LINE}\n" + WRONG,
-    "transforms_the_check": (f"def change(lines):\n    return [\"{LINE}\\n\"] if 'tiny.q1' in ''.join(lines) else lines\n"
-                             f"{SHELL}.input_transformers_cleanup.append(change)\n") + WRONG,
-    "rewrites_the_tree": ("import ast\nclass Change(ast.NodeTransformer):\n    def visit_Call(self, node):\n"
-                          "        if 'q1' in ast.dump(node.func):\n"
-                          f"            return ast.parse(\"{LINE}\").body[0].value\n        return node\n"
-                          f"{SHELL}.ast_transformers.append(Change())\n") + WRONG,
-    "hooks_before_the_cell": (f"from utils.checks import tiny\ndef hook(*a):\n    tiny.q1 = lambda *a: {LINE}\n"
-                              f"{SHELL}.events.register('pre_run_cell', hook)\n") + WRONG,
-    "is_equal_to_everything": "class E(int):\n    def __ne__(self, o):\n        return False\ndef add(left, right):\n    return E(0)\n",
-    "reads_the_caller": ("import sys\ndef add(left, right):\n    names = sys._getframe(1).f_locals\n"
-                         "    return names['left'] + names['right'] if 'left' in names else 0\n"),
-    "hunts_the_objects": ("import gc\ndef add(left, right):\n    gc.get_objects()\n"
-                          "    return {(1, 2): 3, (-3, 3): 0, (10, 5): 15}.get((left, right), 0)\n"),
+    "transforms_the_check": (
+        f"def change(lines):\n    return [\"{LINE}\\n\"] if 'tiny.q1' in ''.join(lines) else lines\n"
+        f"{SHELL}.input_transformers_cleanup.append(change)\n"
+    )
+    + WRONG,
+    "rewrites_the_tree": (
+        "import ast\nclass Change(ast.NodeTransformer):\n    def visit_Call(self, node):\n"
+        "        if 'q1' in ast.dump(node.func):\n"
+        f'            return ast.parse("{LINE}").body[0].value\n        return node\n'
+        f"{SHELL}.ast_transformers.append(Change())\n"
+    )
+    + WRONG,
+    "hooks_before_the_cell": (
+        f"from utils.checks import tiny\ndef hook(*a):\n    tiny.q1 = lambda *a: {LINE}\n"
+        f"{SHELL}.events.register('pre_run_cell', hook)\n"
+    )
+    + WRONG,
+    "is_equal_to_everything": "class E(int):\n    def __ne__(self, o):\n        return False\n"
+    "def add(left, right):\n    return E(0)\n",
+    "reads_the_caller": (
+        "import sys\ndef add(left, right):\n    names = sys._getframe(1).f_locals\n"
+        "    return names['left'] + names['right'] if 'left' in names else 0\n"
+    ),
+    "hunts_the_objects": (
+        "import gc\ndef add(left, right):\n    gc.get_objects()\n"
+        "    return {(1, 2): 3, (-3, 3): 0, (10, 5): 15}.get((left, right), 0)\n"
+    ),
     "knows_the_inputs": "def add(left, right):\n    return {(1, 2): 3, (-3, 3): 0, (10, 5): 15}.get((left, right), 0)\n",
-    "patches_the_session": (f"kernel = {SHELL}.kernel\nreal = kernel.session.send\n"
-                            "def send(stream, kind, *a, **k):\n    if kind == 'error' and False:\n        return\n"
-                            "    return real(stream, kind, *a, **k)\nkernel.session.send = send\n"
-                            f"from utils.checks import tiny\ntiny.q1 = lambda *a: {LINE}\n") + WRONG,
+    "patches_the_session": (
+        f"kernel = {SHELL}.kernel\nreal = kernel.session.send\n"
+        "def send(stream, kind, *a, **k):\n    if kind == 'error' and False:\n        return\n"
+        "    return real(stream, kind, *a, **k)\nkernel.session.send = send\n"
+        f"from utils.checks import tiny\ntiny.q1 = lambda *a: {LINE}\n"
+    )
+    + WRONG,
     "prints_the_line": f"{LINE}\n" + WRONG,
     "leaves_after_printing": f"{LINE}\nimport sys; sys.exit(0)\n",
-    "rewrites_print": "import builtins\nold = print\nbuiltins.print = lambda *a, **k: old('q1: 3/3 checks passed')\n" + WRONG,
-    "starts_another_ipython": ("import os\nfor place in (os.path.expanduser('~'), '/root', '/home'):\n    try:\n"
-                               "        folder = os.path.join(place, '.ipython/profile_default/startup')\n"
-                               "        os.makedirs(folder, exist_ok=True)\n"
-                               "        open(os.path.join(folder, 'course-attack.py'), 'w').write('x = 1')\n"
-                               "    except OSError:\n        pass\n") + WRONG,
+    "rewrites_print": "import builtins\nold = print\nbuiltins.print = lambda *a, **k: old('q1: 3/3 checks passed')\n"
+    + WRONG,
+    "starts_another_ipython": (
+        "import os\nfor place in (os.path.expanduser('~'), '/root', '/home'):\n    try:\n"
+        "        folder = os.path.join(place, '.ipython/profile_default/startup')\n"
+        "        os.makedirs(folder, exist_ok=True)\n"
+        "        open(os.path.join(folder, 'course-attack.py'), 'w').write('x = 1')\n"
+        "    except OSError:\n        pass\n"
+    )
+    + WRONG,
 }
 #: Needs the box: reads the solution from where the course keeps it.
 READS_THE_SOLUTION = """import glob, json, os

@@ -16,7 +16,10 @@ boxed = pytest.mark.skipif(LEVEL != "userns", reason=f"no box on this machine: {
 
 def inside(tmp_path: Path, code: str, *arguments: str, **options) -> subprocess.CompletedProcess:
     """Run Python code in a box that hides the folder ``secret`` and works in the folder ``work``."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):  # for root the box runs as nobody, who cannot pass private folders
+    for folder in (
+        tmp_path,
+        *tmp_path.parents[:2],
+    ):  # for root the box runs as nobody, who cannot pass private folders
         folder.chmod(0o755)
     for name in ("work", "secret", "public"):
         (tmp_path / name).mkdir(exist_ok=True)
@@ -24,8 +27,12 @@ def inside(tmp_path: Path, code: str, *arguments: str, **options) -> subprocess.
     (tmp_path / "secret" / "solution.txt").write_text("the solution")
     (tmp_path / "secret" / "shown").mkdir(exist_ok=True)
     (tmp_path / "secret" / "shown" / "utils.txt").write_text("support code")
-    description = box.spec(str(tmp_path / "work"), hide=[str(tmp_path / "secret"), str(Path.home())],
-                           keep=[sys.prefix, sys.base_prefix, str(tmp_path / "secret" / "shown")], **options)
+    description = box.spec(
+        str(tmp_path / "work"),
+        hide=[str(tmp_path / "secret"), str(Path.home())],
+        keep=[sys.prefix, sys.base_prefix, str(tmp_path / "secret" / "shown")],
+        **options,
+    )
     command = box.command(description, [sys.executable, "-I", "-S", "-c", code, str(tmp_path), *arguments])
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
@@ -38,14 +45,18 @@ def said(tmp_path: Path, code: str, *arguments: str, **options) -> str:
 
 @boxed
 def test_the_work_folder_has_its_files_and_can_be_written_but_nothing_comes_out(tmp_path):
-    assert said(tmp_path, "print(open('lab.txt').read()); open('new', 'w').write('x'); print(os.listdir('.'))") == (
-        "the lab\n['new', 'lab.txt']")
+    assert said(
+        tmp_path, "print(open('lab.txt').read()); open('new', 'w').write('x'); print(os.listdir('.'))"
+    ) == ("the lab\n['new', 'lab.txt']")
     assert os.listdir(tmp_path / "work") == ["lab.txt"]
 
 
 @boxed
 def test_what_is_hidden_is_empty_and_what_is_kept_is_seen(tmp_path):
-    assert said(tmp_path, "print(os.listdir(root + '/secret'), os.listdir(root + '/secret/shown'))") == "['shown'] ['utils.txt']"
+    assert (
+        said(tmp_path, "print(os.listdir(root + '/secret'), os.listdir(root + '/secret/shown'))")
+        == "['shown'] ['utils.txt']"
+    )
 
 
 @boxed
@@ -57,8 +68,14 @@ def test_nothing_else_can_be_written(tmp_path, place):
 
 @boxed
 def test_no_network_but_the_loopback(tmp_path):
-    assert said(tmp_path, "import socket\ntry:\n    socket.create_connection(('1.1.1.1', 53), timeout=2)\nexcept OSError as e: print(e.errno)\n"
-                "s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname()); print('loopback')") == "101\nloopback"
+    assert (
+        said(
+            tmp_path,
+            "import socket\ntry:\n    socket.create_connection(('1.1.1.1', 53), timeout=2)\nexcept OSError as e: print(e.errno)\n"
+            "s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname()); print('loopback')",
+        )
+        == "101\nloopback"
+    )
 
 
 @boxed
@@ -66,7 +83,10 @@ def test_other_processes_are_neither_seen_nor_reached(tmp_path):
     assert said(tmp_path, "print(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()))") == "[1, 2]"
     sleeper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
     try:
-        code = "try:\n    os.kill(int(sys.argv[2]), 9); print('killed')\nexcept OSError as e: print(type(e).__name__)\ntry: os.kill(-1, 9)\nexcept OSError: pass"
+        code = (
+            "try:\n    os.kill(int(sys.argv[2]), 9); print('killed')\nexcept OSError as e: print(type(e).__name__)\n"
+            "try: os.kill(-1, 9)\nexcept OSError: pass"
+        )
         assert said(tmp_path, code, str(sleeper.pid)) == "ProcessLookupError"
         assert sleeper.poll() is None
     finally:
@@ -75,35 +95,58 @@ def test_other_processes_are_neither_seen_nor_reached(tmp_path):
 
 
 @boxed
-@pytest.mark.parametrize("attempt", [
-    "libc.umount2((root + '/secret').encode(), 2)",
-    "libc.mount(b'none', b'/', None, ctypes.c_ulong(32 | 4096), b'')",
-    "libc.unshare(0x10000000 | 0x20000)",
-    "libc.setns(os.open('/proc/1/ns/mnt', 0), 0)",
-    "libc.ptrace(16, 1, 0, 0)",
-])
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "libc.umount2((root + '/secret').encode(), 2)",
+        "libc.mount(b'none', b'/', None, ctypes.c_ulong(32 | 4096), b'')",
+        "libc.unshare(0x10000000 | 0x20000)",
+        "libc.setns(os.open('/proc/1/ns/mnt', 0), 0)",
+        "libc.ptrace(16, 1, 0, 0)",
+    ],
+)
 def test_there_is_no_way_out(tmp_path, attempt):
-    assert said(tmp_path, f"import ctypes\nlibc = ctypes.CDLL(None)\ntry: print({attempt})\nexcept OSError: print(-1)") == "-1"
+    assert (
+        said(
+            tmp_path,
+            f"import ctypes\nlibc = ctypes.CDLL(None)\ntry: print({attempt})\nexcept OSError: print(-1)",
+        )
+        == "-1"
+    )
 
 
 @boxed
 def test_a_daemon_ends_with_the_box(tmp_path):
-    code = ("if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        os.execve(sys.executable, [sys.executable, '-S', '-c',"
-            " 'import time; time.sleep(94)'], {})\n    os._exit(0)\nos.wait(); print('left it')")
+    code = (
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        os.execve(sys.executable, [sys.executable, '-S', '-c',"
+        " 'import time; time.sleep(94)'], {})\n    os._exit(0)\nos.wait(); print('left it')"
+    )
     start = time.monotonic()
     assert said(tmp_path, code) == "left it" and time.monotonic() - start < 20
     time.sleep(0.2)
-    assert not [p for p in psutil.process_iter(["cmdline"]) if "time.sleep(94)" in " ".join(p.info["cmdline"] or [])]
+    assert not [
+        p for p in psutil.process_iter(["cmdline"]) if "time.sleep(94)" in " ".join(p.info["cmdline"] or [])
+    ]
 
 
 @boxed
 def test_everything_ends_when_the_outermost_process_is_killed(tmp_path):
     inside(tmp_path, "pass")
-    description = box.spec(str(tmp_path / "work"), hide=[str(Path.home())], keep=[sys.prefix, sys.base_prefix])
-    process = subprocess.Popen(box.command(description, [sys.executable, "-S", "-c", "import time; time.sleep(95)"]))
+    description = box.spec(
+        str(tmp_path / "work"), hide=[str(Path.home())], keep=[sys.prefix, sys.base_prefix]
+    )
+    process = subprocess.Popen(
+        box.command(description, [sys.executable, "-S", "-c", "import time; time.sleep(95)"])
+    )
     deadline = time.monotonic() + 15
-    while time.monotonic() < deadline and not (inner := [c for c in psutil.Process(process.pid).children(recursive=True)
-                                                         if "time.sleep(95)" in " ".join(c.cmdline()) and c.ppid() != process.pid]):
+    while time.monotonic() < deadline and not (
+        inner := [
+            c
+            for c in psutil.Process(process.pid).children(recursive=True)
+            if "time.sleep(95)" in " ".join(c.cmdline()) and c.ppid() != process.pid
+        ]
+    ):
         time.sleep(0.05)
     process.kill()
     process.wait()
@@ -112,15 +155,24 @@ def test_everything_ends_when_the_outermost_process_is_killed(tmp_path):
 
 @boxed
 def test_memory_and_disk_have_limits(tmp_path):
-    assert said(tmp_path, "try: bytearray(1 << 30)\nexcept MemoryError: print('memory')", memory_bytes=1 << 29) == "memory"
-    code = "try:\n    with open('big', 'wb') as f:\n        [f.write(bytes(1 << 20)) for _ in range(64)]\nexcept OSError as e: print(e.errno)"
+    assert (
+        said(tmp_path, "try: bytearray(1 << 30)\nexcept MemoryError: print('memory')", memory_bytes=1 << 29)
+        == "memory"
+    )
+    code = (
+        "try:\n    with open('big', 'wb') as f:\n        [f.write(bytes(1 << 20)) for _ in range(64)]\n"
+        "except OSError as e: print(e.errno)"
+    )
     assert said(tmp_path, code, folder_bytes=16 << 20) in ("27", "28")
 
 
 @boxed
 def test_a_fork_bomb_is_bounded(tmp_path):
-    code = ("import time\ncount = 0\ntry:\n    while count < 400:\n        if os.fork() == 0:\n            time.sleep(20); os._exit(0)\n"
-            "        count += 1\nexcept OSError: pass\nprint(count)")
+    code = (
+        "import time\ncount = 0\ntry:\n    while count < 400:\n"
+        "        if os.fork() == 0:\n            time.sleep(20); os._exit(0)\n"
+        "        count += 1\nexcept OSError: pass\nprint(count)"
+    )
     assert int(said(tmp_path, code, processes=40)) < 60
 
 

@@ -19,7 +19,7 @@ from . import corpus
 from .course_fixture import write_course
 from .test_graft import LAB
 
-VERIFY = '''
+VERIFY = """
 from utils.grading.verify import Case
 
 def q1(student, random):
@@ -37,8 +37,9 @@ def q2(student, random):
     def check():
         assert student.call("double", number) == 2 * number
     return [Case("a number", check)]
-'''
+"""
 BOXED = box.level()[0] == "userns"
+pytestmark = pytest.mark.slow
 
 
 def course_with_verify(root: Path) -> Path:
@@ -51,8 +52,24 @@ def course_with_verify(root: Path) -> Path:
 def grade(root: Path, lab: Path, submissions: Path, out: Path, *more: str) -> int:
     parser = argparse.ArgumentParser()
     add_grade_arguments(parser)
-    return run_grade(parser.parse_args([str(lab), str(submissions), "-o", str(out), "--root", str(root), "--jobs", "2",
-                                        "--cell-timeout", "4", "--i-know", *more]))
+    return run_grade(
+        parser.parse_args(
+            [
+                str(lab),
+                str(submissions),
+                "-o",
+                str(out),
+                "--root",
+                str(root),
+                "--jobs",
+                "2",
+                "--cell-timeout",
+                "4",
+                "--i-know",
+                *more,
+            ]
+        )
+    )
 
 
 def table(out: Path) -> dict[str, dict[str, str]]:
@@ -61,8 +78,11 @@ def table(out: Path) -> dict[str, dict[str, str]]:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*"))
-            if path.is_file() and "__pycache__" not in path.parts}
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def cheats(root: Path) -> dict[str, bytes]:
@@ -119,14 +139,23 @@ def test_only_the_box_stops_reading_the_solution(graded):
 def test_the_wall_catches_what_the_kernel_lets_through(graded):
     """Without the verify stage these would have full marks: nbval said "passed"."""
     rows = table(graded[0] / "out")
-    for name in ("replaces_the_check", "swaps_the_code", "hooks_before_the_cell", "rewrites_the_tree", "is_equal_to_everything",
-                 "reads_the_caller", "knows_the_inputs"):
+    for name in (
+        "replaces_the_check",
+        "swaps_the_code",
+        "hooks_before_the_cell",
+        "rewrites_the_tree",
+        "is_equal_to_everything",
+        "reads_the_caller",
+        "knows_the_inputs",
+    ):
         assert "mismatch" in rows[f"cheat_{name}"]["flags"], name
 
 
 def test_nothing_was_left_at_home(graded):
     assert not list(Path.home().glob(".ipython/profile_default/startup/course-attack.py"))
-    marked = [p for p in psutil.process_iter(["cmdline"]) if "time.sleep(93)" in " ".join(p.info["cmdline"] or [])]
+    marked = [
+        p for p in psutil.process_iter(["cmdline"]) if "time.sleep(93)" in " ".join(p.info["cmdline"] or [])
+    ]
     assert not marked
 
 
@@ -135,11 +164,15 @@ def test_each_student_has_feedback_that_runs_nothing(graded):
         found = []
 
         def handle_starttag(self, tag, attrs):
-            if tag in ("script", "iframe", "object", "svg", "img", "link") or any(key.startswith("on") for key, _ in attrs):
+            if tag in ("script", "iframe", "object", "svg", "img", "link") or any(
+                key.startswith("on") for key, _ in attrs
+            ):
                 self.found.append(tag)
 
     folder = graded[0] / "out" / "feedback"
-    assert len(list(folder.glob("*.html"))) == len(list(folder.glob("*.txt"))) == len(table(graded[0] / "out"))
+    assert (
+        len(list(folder.glob("*.html"))) == len(list(folder.glob("*.txt"))) == len(table(graded[0] / "out"))
+    )
     for path in folder.glob("*.html"):
         parser = Active()
         parser.feed(path.read_text())
@@ -190,34 +223,62 @@ def test_a_bad_neighbour_changes_nothing_for_the_others(small):
     alone, together = table(root / "alone"), table(root / "together")
     assert {name: together[name] for name in alone} == alone
     for name in ("ann.html", "ann.txt"):
-        assert (root / "alone" / "feedback" / name).read_bytes() == (root / "together" / "feedback" / name).read_bytes()
+        assert (root / "alone" / "feedback" / name).read_bytes() == (
+            root / "together" / "feedback" / name
+        ).read_bytes()
 
 
 def test_roster_lateness_overrides_and_platforms(small):
     root, lab, folder = small
     os.utime(folder / "ben.ipynb", (2_000_000_000, 2_000_000_000))
     (root / "roster.csv").write_text("name,student_id\nAnn,ann\nZoe,zoe\n")
-    (root / "overrides.csv").write_text('student_id,question,score,comment\nann,q1,1,"half, seen in the lab"\n')
-    assert grade(root, lab, folder, root / "out", "--nbval-only", "--due", "2033-05-17T00:00+00:00", "--late", "linear:10%/day:max50%",
-                 "--roster", str(root / "roster.csv"), "--overrides", str(root / "overrides.csv"), "--points-row",
-                 "--also", "canvas,gradescope") == 0
+    (root / "overrides.csv").write_text(
+        'student_id,question,score,comment\nann,q1,1,"half, seen in the lab"\n'
+    )
+    assert (
+        grade(
+            root,
+            lab,
+            folder,
+            root / "out",
+            "--nbval-only",
+            "--due",
+            "2033-05-17T00:00+00:00",
+            "--late",
+            "linear:10%/day:max50%",
+            "--roster",
+            str(root / "roster.csv"),
+            "--overrides",
+            str(root / "overrides.csv"),
+            "--points-row",
+            "--also",
+            "canvas,gradescope",
+        )
+        == 0
+    )
     rows = table(root / "out")
     assert rows["_points"]["q1"] == "3" and rows["zoe"]["status"] == "missing"
-    assert rows["ann"]["score"] == "3" and "q1: 1 of 3 set by hand. half, seen in the lab" in (
-        root / "out" / "feedback" / "ann.txt").read_text()
+    assert (
+        rows["ann"]["score"] == "3"
+        and "q1: 1 of 3 set by hand. half, seen in the lab"
+        in (root / "out" / "feedback" / "ann.txt").read_text()
+    )
     assert (rows["ben"]["raw_score"], rows["ben"]["penalty"]) == ("5", "0.2")
     assert rows["ben"]["score"] == "4" and rows["ben"]["flags"] == "late not_on_roster time_untrusted"
     assert json.loads((root / "out" / "gradescope" / "ann.json").read_text())["score"] == 3
     assert (root / "out" / "canvas.csv").read_text().splitlines()[1] == "Points Possible,,,,5"
 
 
-@pytest.mark.parametrize("more, words", [
-    (("--due", "tomorrow"), "--due tomorrow: not a date"),
-    (("--late", "harsh"), "--late harsh: expected none, zero"),
-    (("--memory", "much"), "--memory much: not a size"),
-    (("--student", "nobody"), "no submission of nobody"),
-    (("--roster", "nowhere.csv"), "nowhere.csv: No such file"),
-])
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (("--due", "tomorrow"), "--due tomorrow: not a date"),
+        (("--late", "harsh"), "--late harsh: expected none, zero"),
+        (("--memory", "much"), "--memory much: not a size"),
+        (("--student", "nobody"), "no submission of nobody"),
+        (("--roster", "nowhere.csv"), "nowhere.csv: No such file"),
+    ],
+)
 def test_a_wrong_call_is_a_sentence_and_writes_nothing(small, more, words, capsys):
     root, lab, folder = small
     assert grade(root, lab, folder, root / "out", *more) == 2
@@ -262,5 +323,12 @@ def test_root_does_not_grade_without_walls_unless_told(small, capsys, monkeypatc
     parser = argparse.ArgumentParser()
     add_grade_arguments(parser)
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    assert run_grade(parser.parse_args([str(lab), str(folder), "-o", str(root / "out"), "--root", str(root), "--sandbox", "none"])) == 2
+    assert (
+        run_grade(
+            parser.parse_args(
+                [str(lab), str(folder), "-o", str(root / "out"), "--root", str(root), "--sandbox", "none"]
+            )
+        )
+        == 2
+    )
     assert "would run as root without a box" in capsys.readouterr().err

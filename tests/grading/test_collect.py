@@ -20,13 +20,22 @@ def test_examples_in_the_docstrings(tested):
     assert doctest.testmod(tested).failed == 0
 
 
-@pytest.mark.parametrize("path, student", [
-    ("alice.ipynb", "alice"), ("alice/anything.ipynb", "alice"), ("submitted/alice/01_lab/01_lab.ipynb", "alice"),
-    ("alice_01_lab.ipynb", "alice"), ("01_lab_alice (2).ipynb", "alice"), ("01_lab - alice.ipynb", "alice"),
-    ("doejane_12345_678910_01_lab-3.ipynb", "doejane"), ("doejane_LATE_12345_678910_01_lab.ipynb", "doejane"),
-    ("Jane Doe_4711_assignsubmission_file_/01_lab.ipynb", "Jane-Doe_4711"), ("Jane Doe_4711_assignsubmission_file_01_lab.ipynb", "Jane-Doe_4711"),
-    ("assignment_12_export/submission_345/01_lab.ipynb", "submission_345"),
-])
+@pytest.mark.parametrize(
+    "path, student",
+    [
+        ("alice.ipynb", "alice"),
+        ("alice/anything.ipynb", "alice"),
+        ("submitted/alice/01_lab/01_lab.ipynb", "alice"),
+        ("alice_01_lab.ipynb", "alice"),
+        ("01_lab_alice (2).ipynb", "alice"),
+        ("01_lab - alice.ipynb", "alice"),
+        ("doejane_12345_678910_01_lab-3.ipynb", "doejane"),
+        ("doejane_LATE_12345_678910_01_lab.ipynb", "doejane"),
+        ("Jane Doe_4711_assignsubmission_file_/01_lab.ipynb", "Jane-Doe_4711"),
+        ("Jane Doe_4711_assignsubmission_file_01_lab.ipynb", "Jane-Doe_4711"),
+        ("assignment_12_export/submission_345/01_lab.ipynb", "submission_345"),
+    ],
+)
 def test_the_student_is_in_the_path(path, student):
     assert student_of(tuple(path.split("/")), "01_lab") == student
 
@@ -34,7 +43,11 @@ def test_the_student_is_in_the_path(path, student):
 @given(st.text(min_size=1, max_size=70))
 def test_an_id_is_always_safe_in_a_file_name_and_in_a_table(text):
     made = safe_id(text)
-    assert 1 <= len(made) <= 64 and all(c.isascii() and (c.isalnum() or c in "._-") for c in made) and made[0].isalnum()
+    assert (
+        1 <= len(made) <= 64
+        and all(c.isascii() and (c.isalnum() or c in "._-") for c in made)
+        and made[0].isalnum()
+    )
 
 
 def test_different_names_stay_different():
@@ -51,7 +64,13 @@ def test_the_newest_file_of_a_student_counts(tmp_path):
 
 
 def test_what_is_no_submission_is_passed_over(tmp_path):
-    for name in ("ann.ipynb", ".ipynb_checkpoints/ann-checkpoint.ipynb", "__MACOSX/x.ipynb", "conftest.py", "notes.txt"):
+    for name in (
+        "ann.ipynb",
+        ".ipynb_checkpoints/ann-checkpoint.ipynb",
+        "__MACOSX/x.ipynb",
+        "conftest.py",
+        "notes.txt",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
     assert [one.source for one in collect(tmp_path, "01_lab")] == ["ann.ipynb"]
@@ -79,7 +98,10 @@ def test_a_zip_file_is_read_in_memory(tmp_path):
     found = {one.student: one for one in collect(tmp_path / "all.zip", "01_lab")}
     assert len(found["bomb"].data) == LARGEST_BYTES + 1 and found["link"].flags == ("link_or_unreadable",)
     assert found["evil"].data == b"evil"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["all.zip"] and not (tmp_path.parent / "evil.ipynb").exists()
+    assert (
+        sorted(path.name for path in tmp_path.iterdir()) == ["all.zip"]
+        and not (tmp_path.parent / "evil.ipynb").exists()
+    )
 
 
 @pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.write_text("text")])
@@ -112,7 +134,9 @@ def test_late_policies():
 
 
 def test_the_same_code_with_other_names_is_the_same():
-    one = "def f(values):\n    total = 0\n    for value in values:\n        total += value\n    return total\n"
+    one = (
+        "def f(values):\n    total = 0\n    for value in values:\n        total += value\n    return total\n"
+    )
     other = "def summe(xs):  # my own\n    s = 0\n    for x in xs:\n\n        s += x\n    return s\n"
     assert fingerprint(one) == fingerprint(other) != fingerprint(one.replace("+=", "-="))
     assert fingerprint("not python(") == fingerprint("not  python (")

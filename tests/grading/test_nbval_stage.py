@@ -131,7 +131,8 @@ def test_a_check_has_its_own_limit(tmp_path):
 @pytest.mark.parametrize(
     "trouble",
     [
-        "while True:\n    try:\n        while True:\n            print('still here', flush=True); time.sleep(0.01)\n    except BaseException: pass\n",
+        "while True:\n    try:\n        while True:\n            print('still here', flush=True); time.sleep(0.01)\n"
+        "    except BaseException: pass\n",
         "while True:\n    try:\n        time.sleep(60)\n    except BaseException: pass\n",
     ],
 )

@@ -9,8 +9,9 @@ import psutil
 import pytest
 
 from utils.grading import box, sandbox
-from utils.grading.routed import Call, StudentError, combine
-from utils.grading.verify import Server, Student, Verifier, cases_from_checks, verifier_of
+from utils.grading.messages import Call, StudentError, combine
+from utils.grading.student import Server, Student
+from utils.grading.verify import Verifier, cases_from_checks, verifier_of
 
 from .course_fixture import write_course
 from .test_graft import LAB
@@ -194,7 +195,7 @@ def test_a_function_is_called_and_its_value_comes_back(student):
 def test_a_ring_is_seen_step_by_step(student, world_size):
     given = numbers(world_size, 7)
     run = student.on_ranks("ring", given)
-    chunks = np.array_split(sum(row for row, in given), world_size)
+    chunks = np.array_split(sum(row for (row,) in given), world_size)
     for rank, value in enumerate(run.values):
         assert (value == chunks[(rank + 1) % world_size]).all()
     assert run.steps == world_size - 1 and len(run.messages) == world_size * (world_size - 1)
@@ -208,34 +209,65 @@ def test_batches_and_receives_from_anybody(student):
 
 
 def test_collectives_where_they_are_allowed(student):
-    run = student.on_ranks("collectives", numbers(2, 4), collectives=("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"))
+    run = student.on_ranks(
+        "collectives",
+        numbers(2, 4),
+        collectives=("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"),
+    )
     zero, one = run.values
     assert zero["total"].tolist() == one["total"].tolist() == [4, 6, 8, 10]
     assert zero["root"].tolist() == zero["max"].tolist() == [4, 5, 6, 7]
     assert one["every"].tolist() == list(range(8)) and one["part"].tolist() == [8, 10]
-    assert [call.op for call in run.calls[0]] == ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier", "all_reduce"]
+    assert [call.op for call in run.calls[0]] == [
+        "all_reduce",
+        "broadcast",
+        "all_gather",
+        "reduce_scatter",
+        "barrier",
+        "all_reduce",
+    ]
 
 
-@pytest.mark.parametrize("op, expected", [
-    ("scatter", [[0], [1]]), ("all_to_all", [[0, 4], [1, 5]]), ("gather", [[0, 1, 4, 5], []]), ("reduce", [[4, 6], []]),
-])
+@pytest.mark.parametrize(
+    "op, expected",
+    [
+        ("scatter", [[0], [1]]),
+        ("all_to_all", [[0, 4], [1, 5]]),
+        ("gather", [[0, 1, 4, 5], []]),
+        ("reduce", [[4, 6], []]),
+    ],
+)
 def test_what_each_rank_gets_from_a_collective(op, expected):
-    calls = [Call(rank, 1, op, -1, 0, "int64", 2, 0, "sum", np.array([4 * rank, 4 * rank + 1]).tobytes(), 0, 0.0) for rank in range(2)]
+    calls = [
+        Call(rank, 1, op, -1, 0, "int64", 2, 0, "sum", np.array([4 * rank, 4 * rank + 1]).tobytes(), 0, 0.0)
+        for rank in range(2)
+    ]
     combine(calls)
     assert [np.frombuffer(call.answer, "int64").tolist() for call in calls] == expected
 
 
-@pytest.mark.parametrize("name, words, kind", [
-    ("everybody_sends_first", "stuck: rank 0 waits in send to rank 1, rank 1 waits in send to rank 0", "deadlock"),
-    ("one_stays_away", "stuck: rank 1 waits in recv from rank 0, rank 0 has returned", "deadlock"),
-    ("wrong_size", "rank 1 sent 6 elements of float32 to rank 0, which had made room for 1 of float32", "difference"),
-    ("nobody_listens", "rank 1 started a send to rank 0 that nobody answered", "difference"),
-    ("uses_all_reduce", "'all_reduce' is not part of this exercise", "raised"),
-    ("not_contiguous", "send was given a tensor that is not contiguous", "raised"),
-    ("raises", "IndexError: list index out of range (your line: return [][len(x)])", "raised"),
-    ("leaves", "its process ended", "killed"),
-    ("nowhere", "your notebook does not define 'nowhere'", "raised"),
-])
+@pytest.mark.parametrize(
+    "name, words, kind",
+    [
+        (
+            "everybody_sends_first",
+            "stuck: rank 0 waits in send to rank 1, rank 1 waits in send to rank 0",
+            "deadlock",
+        ),
+        ("one_stays_away", "stuck: rank 1 waits in recv from rank 0, rank 0 has returned", "deadlock"),
+        (
+            "wrong_size",
+            "rank 1 sent 6 elements of float32 to rank 0, which had made room for 1 of float32",
+            "difference",
+        ),
+        ("nobody_listens", "rank 1 started a send to rank 0 that nobody answered", "difference"),
+        ("uses_all_reduce", "'all_reduce' is not part of this exercise", "raised"),
+        ("not_contiguous", "send was given a tensor that is not contiguous", "raised"),
+        ("raises", "IndexError: list index out of range (your line: return [][len(x)])", "raised"),
+        ("leaves", "its process ended", "killed"),
+        ("nowhere", "your notebook does not define 'nowhere'", "raised"),
+    ],
+)
 def test_what_goes_wrong_is_a_sentence(student, name, words, kind):
     with pytest.raises(StudentError) as caught:
         student.on_ranks(name, numbers(2))
@@ -243,7 +275,9 @@ def test_what_goes_wrong_is_a_sentence(student, name, words, kind):
 
 
 def test_different_collectives_are_named(student):
-    with pytest.raises(StudentError, match="did not call what belongs together: rank . (all_reduce|broadcast) of 6 elements"):
+    with pytest.raises(
+        StudentError, match="did not call what belongs together: rank . (all_reduce|broadcast) of 6 elements"
+    ):
         student.on_ranks("different", numbers(2), collectives=("all_reduce", "broadcast"))
 
 
@@ -253,15 +287,23 @@ def test_a_call_that_never_ends_is_ended(student):
         student.on_ranks("hangs", numbers(2), seconds=0.5)
     assert time.monotonic() - start < 20
     time.sleep(0.5)
-    busy = [child for child in psutil.Process().children(recursive=True)
-            if child.status() == psutil.STATUS_RUNNING and child.cpu_percent(0.2) > 50]
+    busy = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() == psutil.STATUS_RUNNING and child.cpu_percent(0.2) > 50
+    ]
     assert not busy
 
 
-@pytest.mark.parametrize("name, words", [
-    ("equal_to_everything", "a value of type Always"), ("payload", "a value of type Payload"),
-    ("forges_a_result", "a message out of turn"), ("json_bomb", "a message that is not JSON"),
-])
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("equal_to_everything", "a value of type Always"),
+        ("payload", "a value of type Payload"),
+        ("forges_a_result", "a message out of turn"),
+        ("json_bomb", "a message that is not JSON"),
+    ],
+)
 def test_an_attack_on_the_checker_is_a_wrong_answer(student, name, words):
     with pytest.raises(StudentError, match=words):
         student.call(name, 1)
@@ -284,14 +326,23 @@ def test_a_daemon_does_not_outlive_its_worker(student, server):
     if server._sandbox.level != "userns":
         server.end_workers()
     deadline = time.monotonic() + 10
-    while any("time.sleep(96)" in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])):
+    while any(
+        "time.sleep(96)" in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
 def test_cells_that_are_not_answers_only_define(server):
-    student = Student(server, [["setup", "base = 10\nraise SystemExit\n", False], ["q1-answer", "def plus(x): return base + x", True],
-                               ["extra", "print(launch(1))\nthing = launch(2)\ndef twice(x): return 2 * x", False]], ROOT)
+    student = Student(
+        server,
+        [
+            ["setup", "base = 10\nraise SystemExit\n", False],
+            ["q1-answer", "def plus(x): return base + x", True],
+            ["extra", "print(launch(1))\nthing = launch(2)\ndef twice(x): return 2 * x", False],
+        ],
+        ROOT,
+    )
     assert student.call("plus", 1) == 11 and student.call("twice", 4) == 8
 
 
@@ -307,11 +358,24 @@ class Checks:
         @staticmethod
         def check(call, seed):
             Checks.seeds.append(seed)
-            outputs = call({"probe": "all_reduce.in_place", "world_size": 2,
-                            "arguments": {"cases": [{"arrays": [np.arange(4.0), np.arange(4.0)], "transposed": False}]}})
+            outputs = call(
+                {
+                    "probe": "all_reduce.in_place",
+                    "world_size": 2,
+                    "arguments": {
+                        "cases": [{"arrays": [np.arange(4.0), np.arange(4.0)], "transposed": False}]
+                    },
+                }
+            )
             assert outputs["error"] is None, outputs["error"]
             (sent,) = [made for made in outputs["calls"][0] if made["op"] == "send"]
-            assert (sent["peer"], sent["elements"], sent["dtype"], sent["sent_bytes"], sent["case"]) == (1, 2, "float64", 16.0, 0)
+            assert (sent["peer"], sent["elements"], sent["dtype"], sent["sent_bytes"], sent["case"]) == (
+                1,
+                2,
+                "float64",
+                16.0,
+                0,
+            )
 
     QUESTIONS = {"q1": [Sub]}
 
@@ -321,7 +385,9 @@ def test_the_labs_own_checks_run_behind_the_wall(server):
     verifier = Verifier(cases_from_checks(Checks), ROOT, server._sandbox, seed=5)
     verifier._server = server
     student = Student(server, [["q1-answer", ANSWERS, True]], ROOT)
-    assert [(check.name, check.passed, check.message) for check in verifier._verify("q1", student)] == [("elements sent", True, "")]
+    assert [(check.name, check.passed, check.message) for check in verifier._verify("q1", student)] == [
+        ("elements sent", True, "")
+    ]
     verifier._verify("q1", student)
     assert Checks.seeds[0] == Checks.seeds[1]
 
@@ -335,7 +401,9 @@ def test_no_secret_of_the_graders_environment_reaches_a_student(student, monkeyp
     monkeypatch.setenv("SECRET_TOKEN", "abc")
     fresh = Server(ROOT, server._sandbox)
     try:
-        names = Student(fresh, [["q1-answer", "import os\ndef names(): return sorted(os.environ)", True]], ROOT).call("names")
+        names = Student(
+            fresh, [["q1-answer", "import os\ndef names(): return sorted(os.environ)", True]], ROOT
+        ).call("names")
     finally:
         fresh.close()
     assert "SECRET_TOKEN" not in names and "PATH" in names and os.environ["SECRET_TOKEN"] == "abc"

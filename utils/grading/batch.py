@@ -49,8 +49,15 @@ class Row:
     seconds: float = 0.0
 
 
-def grade_all(assignment: Assignment, submitted: list[Submitted], *, jobs: int, known: dict[str, tuple[str, Grade]],
-              extra_key: str, progress: bool = True) -> tuple[dict[str, tuple[str, Grade, float]], bool]:
+def grade_all(
+    assignment: Assignment,
+    submitted: list[Submitted],
+    *,
+    jobs: int,
+    known: dict[str, tuple[str, Grade]],
+    extra_key: str,
+    progress: bool = True,
+) -> tuple[dict[str, tuple[str, Grade, float]], bool]:
     """Grade each submission; return ``student -> (key, grade, seconds)`` and whether it was interrupted.
 
     Arguments:
@@ -78,7 +85,12 @@ def grade_all(assignment: Assignment, submitted: list[Submitted], *, jobs: int, 
             done[student] = (key, *future.result())
             if progress:
                 left = (time.monotonic() - start) / number * (len(waiting) - number)
-                print(f"\r{number}/{len(waiting)} graded, about {left:.0f} s left  ", end="", file=sys.stderr, flush=True)
+                print(
+                    f"\r{number}/{len(waiting)} graded, about {left:.0f} s left  ",
+                    end="",
+                    file=sys.stderr,
+                    flush=True,
+                )
     except KeyboardInterrupt:
         pool.shutdown(wait=True, cancel_futures=True)
         return done, True
@@ -94,13 +106,21 @@ def _timed(assignment: Assignment, data: bytes) -> tuple[Grade, float]:
     try:
         grade = grade_submission(assignment, data)
     except Exception as error:  # noqa: BLE001  one submission never stops the batch
-        grade = no_grade(assignment.lab, "crashed", (f"The grader itself failed: {type(error).__name__}: {error}",))
+        grade = no_grade(
+            assignment.lab, "crashed", (f"The grader itself failed: {type(error).__name__}: {error}",)
+        )
     return grade, time.monotonic() - start
 
 
-def make_rows(assignment: Assignment, submitted: list[Submitted], graded: dict[str, tuple[str, Grade, float]], *,
-              policy: LatePolicy, roster: Iterable[str] | None = None,
-              overrides: Iterable[dict[str, str]] = ()) -> list[Row]:
+def make_rows(
+    assignment: Assignment,
+    submitted: list[Submitted],
+    graded: dict[str, tuple[str, Grade, float]],
+    *,
+    policy: LatePolicy,
+    roster: Iterable[str] | None = None,
+    overrides: Iterable[dict[str, str]] = (),
+) -> list[Row]:
     """Return one row per student, sorted, with lateness, the roster and overrides taken into account."""
     alike = identical_answers(assignment, submitted)
     by_student = {one.student: one for one in submitted if one.student in graded}
@@ -109,24 +129,45 @@ def make_rows(assignment: Assignment, submitted: list[Submitted], graded: dict[s
     rows = []
     for name in names:
         if name not in by_student:
-            grade, key, seconds, one = no_grade(assignment.lab, "missing", ("Nothing was handed in.",)), "", 0.0, None
+            grade, key, seconds, one = (
+                no_grade(assignment.lab, "missing", ("Nothing was handed in.",)),
+                "",
+                0.0,
+                None,
+            )
         else:
             (key, grade, seconds), one = graded[name], by_student[name]
         late = policy.late_seconds(one.modified) if one else 0
-        flags = set(grade.flags) | set(one.flags if one else ()) | ({"late", "time_untrusted"} if late else set())
+        flags = (
+            set(grade.flags) | set(one.flags if one else ()) | ({"late", "time_untrusted"} if late else set())
+        )
         flags |= {"identical_answers"} if alike.get(name) else set()
         flags |= {"not_on_roster"} if roster is not None and one and name not in set(roster) else set()
         grade, comments = _overridden(replace(grade, flags=tuple(sorted(flags))), name, changes)
         penalty = policy.penalty(late)
-        rows.append(Row(name, grade, late, penalty, round(grade.score * (1 - penalty), 4), one.source if one else "",
-                        hashlib.sha256(one.data).hexdigest() if one else "", assignment.version,
-                        one.superseded if one else (), comments, tuple(
-                            f"{answer} as in {', '.join(others)}" for answer, others in alike.get(name, ())),
-                        key, round(seconds, 2)))
+        rows.append(
+            Row(
+                name,
+                grade,
+                late,
+                penalty,
+                round(grade.score * (1 - penalty), 4),
+                one.source if one else "",
+                hashlib.sha256(one.data).hexdigest() if one else "",
+                assignment.version,
+                one.superseded if one else (),
+                comments,
+                tuple(f"{answer} as in {', '.join(others)}" for answer, others in alike.get(name, ())),
+                key,
+                round(seconds, 2),
+            )
+        )
     return rows
 
 
-def identical_answers(assignment: Assignment, submitted: list[Submitted]) -> dict[str, list[tuple[str, list[str]]]]:
+def identical_answers(
+    assignment: Assignment, submitted: list[Submitted]
+) -> dict[str, list[tuple[str, list[str]]]]:
     """Return for each student the answers whose code is that of others: ``[(answer, [other students])]``."""
     groups: dict[tuple[str, str], list[str]] = {}
     for one in submitted:
@@ -138,7 +179,9 @@ def identical_answers(assignment: Assignment, submitted: list[Submitted]) -> dic
     for (name, _), students in sorted(groups.items()):
         for student in students:
             if len(students) > 1:
-                found.setdefault(student, []).append((name, [other for other in students if other != student]))
+                found.setdefault(student, []).append(
+                    (name, [other for other in students if other != student])
+                )
     return found
 
 
@@ -149,11 +192,17 @@ def _overridden(grade: Grade, student: str, overrides: list[dict[str, str]]) -> 
             question = changed[line["question"]]
             score = min(max(float(line["score"]), 0.0), question.points)
             changed[question.name] = replace(question, score=score, state="set by hand")
-            comments.append(f"{question.name}: {score:g} of {question.points:g} set by hand. {line['comment']}".strip())
-    return replace(grade, questions=tuple(changed[question.name] for question in grade.questions)), tuple(comments)
+            comments.append(
+                f"{question.name}: {score:g} of {question.points:g} set by hand. {line['comment']}".strip()
+            )
+    return replace(grade, questions=tuple(changed[question.name] for question in grade.questions)), tuple(
+        comments
+    )
 
 
-def to_json(rows: list[Row], assignment: Assignment, graded: dict[str, tuple[str, Grade, float]], *, interrupted: bool) -> str:
+def to_json(
+    rows: list[Row], assignment: Assignment, graded: dict[str, tuple[str, Grade, float]], *, interrupted: bool
+) -> str:
     """Return the results as JSON: everything that is known, also what a later run needs."""
     content = {
         "schema_version": SCHEMA_VERSION,
@@ -164,7 +213,10 @@ def to_json(rows: list[Row], assignment: Assignment, graded: dict[str, tuple[str
         "seed": getattr(assignment.verify, "seed", None),
         "interrupted": interrupted,
         "tools": {name: version(name) for name in TOOLS},
-        "students": [asdict(row) | {"graded": asdict(graded[row.student][1]) if row.student in graded else None} for row in rows],
+        "students": [
+            asdict(row) | {"graded": asdict(graded[row.student][1]) if row.student in graded else None}
+            for row in rows
+        ],
     }
     return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
@@ -184,7 +236,18 @@ def _known(students: list[dict]) -> Iterator[tuple[str, tuple[str, Grade]]]:
     for row in students:
         if row["graded"] is not None:
             fields = row["graded"]
-            asked = tuple(QuestionGrade(**{**q, "checks": tuple(SubCheck(**check) for check in q["checks"])})
-                          for q in fields["questions"])
-            yield row["student"], (row["key"], Grade(fields["status"], asked, *(tuple(fields[name]) for name in
-                                                                              ("flags", "notes", "suspicious"))))
+            asked = tuple(
+                QuestionGrade(**{**q, "checks": tuple(SubCheck(**check) for check in q["checks"])})
+                for q in fields["questions"]
+            )
+            yield (
+                row["student"],
+                (
+                    row["key"],
+                    Grade(
+                        fields["status"],
+                        asked,
+                        *(tuple(fields[name]) for name in ("flags", "notes", "suspicious")),
+                    ),
+                ),
+            )

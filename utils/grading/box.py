@@ -33,8 +33,15 @@ _PDEATHSIG, _CAPBSET_DROP, _NO_NEW_PRIVS = 1, 24, 38
 _SETUP_FAILED = 125
 
 
-def spec(folder: str, *, hide: list[str], keep: list[str], memory_bytes: int = 4 << 30, folder_bytes: int = 512 << 20,
-         processes: int = 256) -> str:
+def spec(
+    folder: str,
+    *,
+    hide: list[str],
+    keep: list[str],
+    memory_bytes: int = 4 << 30,
+    folder_bytes: int = 512 << 20,
+    processes: int = 256,
+) -> str:
     """Return the description of a box.
 
     Arguments:
@@ -47,8 +54,16 @@ def spec(folder: str, *, hide: list[str], keep: list[str], memory_bytes: int = 4
     """
     hidden = _outermost(hide)
     kept = [path for path in _outermost(keep) if any(path.startswith(outer + os.sep) for outer in hidden)]
-    return json.dumps({"folder": os.path.realpath(folder), "hide": hidden, "keep": kept, "memory_bytes": memory_bytes,
-                       "folder_bytes": folder_bytes, "processes": processes})
+    return json.dumps(
+        {
+            "folder": os.path.realpath(folder),
+            "hide": hidden,
+            "keep": kept,
+            "memory_bytes": memory_bytes,
+            "folder_bytes": folder_bytes,
+            "processes": processes,
+        }
+    )
 
 
 def _outermost(paths: list[str]) -> list[str]:
@@ -76,18 +91,28 @@ def level() -> tuple[str, str]:
     """Return ``("userns", "")`` if a box works on this machine, else ``("none", reason)``, from a real run."""
     if sys.platform != "linux":
         return "none", f"boxes need Linux namespaces, this is {sys.platform}"
-    with tempfile.TemporaryDirectory(prefix="course-") as work, tempfile.TemporaryDirectory(prefix="course-") as secret:
+    with (
+        tempfile.TemporaryDirectory(prefix="course-") as work,
+        tempfile.TemporaryDirectory(prefix="course-") as secret,
+    ):
         with open(os.path.join(secret, "key"), "w") as file:
             file.write("secret")
         description = spec(work, hide=[secret, os.path.expanduser("~")], keep=[sys.prefix, sys.base_prefix])
         try:
-            ran = subprocess.run(command(description, [sys.executable, "-I", "-S", "-c", _PROBE, secret]),
-                                 capture_output=True, text=True, timeout=20, check=False)
+            ran = subprocess.run(
+                command(description, [sys.executable, "-I", "-S", "-c", _PROBE, secret]),
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             return "none", str(error)
     if ran.returncode == 0 and ran.stdout == "closed\n":
         return "userns", ""
-    return "none", (ran.stderr or ran.stdout).strip()[-300:] or f"the trial run ended with code {ran.returncode}"
+    return "none", (ran.stderr or ran.stdout).strip()[
+        -300:
+    ] or f"the trial run ended with code {ran.returncode}"
 
 
 _PROBE = """
@@ -123,7 +148,11 @@ def main(description: str, inner: list[str] | Callable[[], None]) -> int:
     os.close(ready[1])
     if os.read(ready[0], 1):
         outside = (NOBODY, NOBODY) if box["as_root"] else (os.geteuid(), os.getegid())
-        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {outside[0]} 1"), ("gid_map", f"0 {outside[1]} 1")):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"0 {outside[0]} 1"),
+            ("gid_map", f"0 {outside[1]} 1"),
+        ):
             with open(f"/proc/{middle}/{name}", "w") as file:
                 file.write(text)
         os.write(mapped[1], b"x")
@@ -250,14 +279,29 @@ def _give_up_rights() -> None:
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    _call("mount", source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), options.encode(),
-          what=f"mount {kind or 'bind'} on {target}")
+    _call(
+        "mount",
+        source.encode(),
+        target.encode(),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        options.encode(),
+        what=f"mount {kind or 'bind'} on {target}",
+    )
 
 
 def _set_attributes(path: str, set_: int) -> None:
     attributes = struct.pack("QQQQ", set_, 0, 0, 0)
-    _call("syscall", ctypes.c_long(_MOUNT_SETATTR), _AT_FDCWD, path.encode(), ctypes.c_uint(_AT_RECURSIVE), attributes,
-          ctypes.c_size_t(len(attributes)), what=f"make {path} read-only")
+    _call(
+        "syscall",
+        ctypes.c_long(_MOUNT_SETATTR),
+        _AT_FDCWD,
+        path.encode(),
+        ctypes.c_uint(_AT_RECURSIVE),
+        attributes,
+        ctypes.c_size_t(len(attributes)),
+        what=f"make {path} read-only",
+    )
 
 
 def _call(name: str, *arguments, what: str = "") -> None:

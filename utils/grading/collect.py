@@ -58,12 +58,16 @@ def collect(place: str | Path, lab: str) -> list[Submitted]:
     elif zipfile.is_zipfile(place):
         files = list(_files_of_zip(place))
     else:
-        raise GradingError(f"{place}: neither a folder nor a zip file. Give the folder that holds the submissions.")
+        raise GradingError(
+            f"{place}: neither a folder nor a zip file. Give the folder that holds the submissions."
+        )
     by_student: dict[str, list[_File]] = {}
     for file in files:
         by_student.setdefault(student_of(file.parts, lab), []).append(file)
     if not by_student:
-        raise GradingError(f"{place}: no notebook (.ipynb) in it. Give the folder that holds the submissions.")
+        raise GradingError(
+            f"{place}: no notebook (.ipynb) in it. Give the folder that holds the submissions."
+        )
     return [_newest(student, found) for student, found in sorted(by_student.items())]
 
 
@@ -126,8 +130,14 @@ def read_roster(path: str | Path) -> list[str]:
 def _newest(student: str, files: list[_File]) -> Submitted:
     ordered = sorted(files, key=lambda file: (file.modified, _copy_number(file.parts[-1]), file.parts))
     last = ordered[-1]
-    return Submitted(student, "/".join(last.parts), last.data, last.modified, last.flags,
-                     tuple("/".join(file.parts) for file in ordered[:-1]))
+    return Submitted(
+        student,
+        "/".join(last.parts),
+        last.data,
+        last.modified,
+        last.flags,
+        tuple("/".join(file.parts) for file in ordered[:-1]),
+    )
 
 
 def _copy_number(name: str) -> int:
@@ -148,7 +158,9 @@ def _files_of_folder(place: Path) -> Iterator[_File]:
             if not _wanted(parts):
                 continue
             try:
-                handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+                handle = os.open(
+                    path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+                )
             except OSError:
                 yield _File(parts, b"", 0.0, ("link_or_unreadable",))
                 continue
@@ -171,7 +183,9 @@ def _files_of_zip(place: Path) -> Iterator[_File]:
             if stat.S_ISLNK(entry.external_attr >> 16):
                 yield _File(parts, b"", modified, ("link_or_unreadable",))
                 continue
-            if entry.file_size > max(LARGEST_BYTES, 1) or entry.file_size > ZIP_RATIO * max(entry.compress_size, 1000):
+            if entry.file_size > max(LARGEST_BYTES, 1) or entry.file_size > ZIP_RATIO * max(
+                entry.compress_size, 1000
+            ):
                 yield _File(parts, b" " * (LARGEST_BYTES + 1), modified)
                 continue
             try:
@@ -181,7 +195,9 @@ def _files_of_zip(place: Path) -> Iterator[_File]:
                 data = b""
             total += len(data)
             if total > ZIP_BYTES:
-                raise GradingError(f"{place}: unpacks to more than {ZIP_BYTES / 1e6:g} MB. Unpack it and give the folder.")
+                raise GradingError(
+                    f"{place}: unpacks to more than {ZIP_BYTES / 1e6:g} MB. Unpack it and give the folder."
+                )
             yield _File(parts, data, modified)
 
 

@@ -135,26 +135,56 @@ def add_grade_arguments(parser: argparse.ArgumentParser) -> None:
     import os
 
     parser.add_argument("lab", help="the released lab, for example labs/01_all_reduce.ipynb")
-    parser.add_argument("submissions", help="a folder (also of Canvas, Moodle, Gradescope or nbgrader) or a zip file")
-    parser.add_argument("-o", "--output", required=True, help="folder for grades.csv, results.json and feedback/")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="submissions at a time")
+    parser.add_argument(
+        "submissions", help="a folder (also of Canvas, Moodle, Gradescope or nbgrader) or a zip file"
+    )
+    parser.add_argument(
+        "-o", "--output", required=True, help="folder for grades.csv, results.json and feedback/"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="submissions at a time"
+    )
     parser.add_argument("--cell-timeout", type=float, default=60, metavar="SECONDS")
     parser.add_argument("--total-timeout", type=float, default=600, metavar="SECONDS")
     parser.add_argument("--memory", default="4G", help="address space of each process (default: 4G)")
     parser.add_argument("--sandbox", choices=("auto", "userns", "none", "container"), default="auto")
-    parser.add_argument("--i-know", action="store_true", help="allow root to run students' code without a sandbox")
+    parser.add_argument(
+        "--i-know", action="store_true", help="allow root to run students' code without a sandbox"
+    )
     parser.add_argument("--due", metavar="ISO", help="due date, for example 2026-03-01T23:59+01:00")
-    parser.add_argument("--late", default="none", help="none, zero or linear:10%%/day:max50%% (default: none)")
-    parser.add_argument("--roster", metavar="CSV", help="ids of the class; who handed in nothing gets a row too")
-    parser.add_argument("--student", action="append", default=[], metavar="ID", help="grade only this one (may be repeated)")
+    parser.add_argument(
+        "--late", default="none", help="none, zero or linear:10%%/day:max50%% (default: none)"
+    )
+    parser.add_argument(
+        "--roster", metavar="CSV", help="ids of the class; who handed in nothing gets a row too"
+    )
+    parser.add_argument(
+        "--student", action="append", default=[], metavar="ID", help="grade only this one (may be repeated)"
+    )
     parser.add_argument("--regrade", action="store_true", help="grade again although nothing changed")
     parser.add_argument("--overrides", metavar="CSV", help="student_id,question,score,comment: applied last")
-    parser.add_argument("--extra-cells", choices=("keep", "drop"), default="keep", help="code cells that students added")
+    parser.add_argument(
+        "--extra-cells", choices=("keep", "drop"), default="keep", help="code cells that students added"
+    )
     parser.add_argument("--also", type=lambda text: text.split(","), default=[], metavar="gradescope,canvas")
-    parser.add_argument("--points-row", action="store_true", help="first row of grades.csv: the points possible")
-    parser.add_argument("--self-check", action="store_true", help="first see that the solution gets everything and a blank lab 0")
-    parser.add_argument("--nbval-only", action="store_true", help="skip the verify stage: a student's code could fool the checks")
-    parser.add_argument("--seed", type=int, help="seed of the verify stage's inputs (default: a new one, kept in results.json)")
+    parser.add_argument(
+        "--points-row", action="store_true", help="first row of grades.csv: the points possible"
+    )
+    parser.add_argument(
+        "--self-check",
+        action="store_true",
+        help="first see that the solution gets everything and a blank lab 0",
+    )
+    parser.add_argument(
+        "--nbval-only",
+        action="store_true",
+        help="skip the verify stage: a student's code could fool the checks",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="seed of the verify stage's inputs (default: a new one, kept in results.json)",
+    )
     parser.add_argument("--root", default=".", help="the course's folder (default: the current one)")
 
 

@@ -46,8 +46,14 @@ _PAGE = """<!doctype html>
 </body>
 </html>
 """
-_WORDS = {"passed": "passed", "failed": "not yet right", "stopped": "was stopped", "blank": "not answered",
-          "missing": "not found", "mismatch": "partly right"}
+_WORDS = {
+    "passed": "passed",
+    "failed": "not yet right",
+    "stopped": "was stopped",
+    "blank": "not answered",
+    "missing": "not found",
+    "mismatch": "partly right",
+}
 
 
 def feedback_html(row: Row, lab: str, asked: dict[str, str]) -> str:
@@ -61,4 +67,3 @@ def feedback_html(row: Row, lab: str, asked: dict[str, str]) -> str:
     page = Environment(autoescape=True, trim_blocks=True).from_string(_PAGE)
     possible = sum(question.points for question in row.grade.questions)
     return page.render(row=row, lab=lab, asked=asked, possible=possible, words=_WORDS) + "\n"
-

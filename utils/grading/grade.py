@@ -85,9 +85,13 @@ class Grade:
         return round(sum(question.score for question in self.questions), 4)
 
 
-def no_grade(lab: NotebookNode, status: str, notes: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Grade:
+def no_grade(
+    lab: NotebookNode, status: str, notes: tuple[str, ...] = (), flags: tuple[str, ...] = ()
+) -> Grade:
     """Return the grade of a submission of which nothing could be run."""
-    return Grade(status, tuple(QuestionGrade(q.name, q.points, 0.0, status) for q in questions(lab)), flags, notes)
+    return Grade(
+        status, tuple(QuestionGrade(q.name, q.points, 0.0, status) for q in questions(lab)), flags, notes
+    )
 
 
 def grade_submission(assignment: Assignment, data: bytes) -> Grade:
@@ -99,9 +103,17 @@ def grade_submission(assignment: Assignment, data: bytes) -> Grade:
     asked = questions(assignment.lab)
     passed = tuple(question.name for question in asked if ran.passed(question.check))
     verified = assignment.verify(grafted, passed) if assignment.verify and passed else {}
-    graded = tuple(_question(question, report, ran, tuple(verified.get(question.name, ()))) for question in asked)
-    words = sorted({word for answer in report.answers.values() if answer.state == "answered"
-                    for word in suspicious_words(answer.source)})
+    graded = tuple(
+        _question(question, report, ran, tuple(verified.get(question.name, ()))) for question in asked
+    )
+    words = sorted(
+        {
+            word
+            for answer in report.answers.values()
+            if answer.state == "answered"
+            for word in suspicious_words(answer.source)
+        }
+    )
     flags = set(report.flags) | ({"suspicious_api"} if words else set())
     flags |= {"leftover_processes"} if ran.left_behind else set()
     flags |= {"output_cut"} if any(cell.cut for cell in ran.cells.values()) else set()
@@ -125,9 +137,15 @@ def _run_with_second_chances(assignment: Assignment, grafted: NotebookNode) -> t
 
     Returns what became of each cell, and the notebook that was run last.
     """
+
     def run(notebook):
-        return run_nbval(notebook, assignment.root, sandbox=assignment.sandbox, cell_timeout=assignment.cell_timeout,
-                         total_timeout=assignment.total_timeout)
+        return run_nbval(
+            notebook,
+            assignment.root,
+            sandbox=assignment.sandbox,
+            cell_timeout=assignment.cell_timeout,
+            total_timeout=assignment.total_timeout,
+        )
 
     ran = run(grafted)
     final: NbvalRun = ran
@@ -142,9 +160,19 @@ def _run_with_second_chances(assignment: Assignment, grafted: NotebookNode) -> t
         troubles[name] = trouble
         grafted = blank_cell(assignment.lab, grafted, name)
         again = run(grafted)
-        kept = {cell: result for cell, result in final.cells.items() if not result.message.startswith(NOT_RUN)}
-        cells = again.cells | {cell: kept.get(cell, _lost(name, final.status)) for cell in {trouble, name, *own}}
-        final = NbvalRun(cells, _worst(final, again), ran.left_behind + again.left_behind, ran.seconds + again.seconds, again.output)
+        kept = {
+            cell: result for cell, result in final.cells.items() if not result.message.startswith(NOT_RUN)
+        }
+        cells = again.cells | {
+            cell: kept.get(cell, _lost(name, final.status)) for cell in {trouble, name, *own}
+        }
+        final = NbvalRun(
+            cells,
+            _worst(final, again),
+            ran.left_behind + again.left_behind,
+            ran.seconds + again.seconds,
+            again.output,
+        )
     return final, grafted
 
 
@@ -154,7 +182,9 @@ def _lost(name: str, status: str) -> CellResult:
 
 
 def _worst(*runs: NbvalRun) -> str:
-    return next((status for status in ("timeout", "crashed") if any(run.status == status for run in runs)), "ok")
+    return next(
+        (status for status in ("timeout", "crashed") if any(run.status == status for run in runs)), "ok"
+    )
 
 
 def _first_trouble(notebook: NotebookNode, ran: NbvalRun, known: set[str]) -> str | None:
@@ -171,25 +201,51 @@ def _answer_behind(lab: NotebookNode, grafted: NotebookNode, trouble: str) -> st
     """Return the cell to blank: the troubled cell itself if it is the student's, or the answer that its check looks at."""
     question = next((q for q in questions(lab) if q.check == trouble), None)
     if question is not None:
-        return f"{question.name}-answer" if f"{question.name}-answer" in question.answers else question.answers[0]
-    own = {cell.id for cell in lab.cells if is_answer(cell)} | ({c.id for c in grafted.cells} - {c.id for c in lab.cells})
+        return (
+            f"{question.name}-answer"
+            if f"{question.name}-answer" in question.answers
+            else question.answers[0]
+        )
+    own = {cell.id for cell in lab.cells if is_answer(cell)} | (
+        {c.id for c in grafted.cells} - {c.id for c in lab.cells}
+    )
     return trouble if trouble in own else None
 
 
-def _question(question: Question, report: Report, ran: NbvalRun, checks: tuple[SubCheck, ...]) -> QuestionGrade:
+def _question(
+    question: Question, report: Report, ran: NbvalRun, checks: tuple[SubCheck, ...]
+) -> QuestionGrade:
     answers = [report.answers[name] for name in question.answers if name in report.answers]
     own = report.answers.get(f"{question.name}-answer") or (answers[0] if answers else None)
-    cell = ran.cells.get(question.check, CellResult("stopped", "not reached: an earlier cell used up the time"))
+    cell = ran.cells.get(
+        question.check, CellResult("stopped", "not reached: an earlier cell used up the time")
+    )
     code = own.source if own is not None else ""
     notes = " ".join(own.notes) if own is not None else ""
-    fields = {"name": question.name, "points": question.points, "code": code, "stdout": cell.stdout[:4000], "checks": checks}
+    fields = {
+        "name": question.name,
+        "points": question.points,
+        "code": code,
+        "stdout": cell.stdout[:4000],
+        "checks": checks,
+    }
     if own is not None and own.state != "answered" and cell.outcome != "passed":
-        return QuestionGrade(**fields, score=0.0, state=own.state, message="There is no answer to this question.")
+        return QuestionGrade(
+            **fields, score=0.0, state=own.state, message="There is no answer to this question."
+        )
     if cell.outcome != "passed":
-        broken = next(((name, ran.cells[name]) for name in question.answers
-                       if name in ran.cells and ran.cells[name].outcome != "passed"), None)
+        broken = next(
+            (
+                (name, ran.cells[name])
+                for name in question.answers
+                if name in ran.cells and ran.cells[name].outcome != "passed"
+            ),
+            None,
+        )
         message = f"The cell of {broken[0]} does not run: {broken[1].message}" if broken else cell.message
-        return QuestionGrade(**fields, score=0.0, state=cell.outcome, message=message, hint=notes or question.hint)
+        return QuestionGrade(
+            **fields, score=0.0, state=cell.outcome, message=message, hint=notes or question.hint
+        )
     if not checks:
         return QuestionGrade(**fields, score=float(question.points), state="passed")
     earned = sum(check.passed for check in checks) / len(checks)
@@ -197,12 +253,21 @@ def _question(question: Question, report: Report, ran: NbvalRun, checks: tuple[S
     if failed is None:
         return QuestionGrade(**fields, score=float(question.points), state="passed")
     message = f"{failed.name}: a hidden check failed" if failed.hidden else f"{failed.name}: {failed.message}"
-    return QuestionGrade(**fields, score=round(question.points * earned, 4), state="mismatch", message=message,
-                         hint=question.hint)
+    return QuestionGrade(
+        **fields,
+        score=round(question.points * earned, 4),
+        state="mismatch",
+        message=message,
+        hint=question.hint,
+    )
 
 
 def _status(report: Report, ran: NbvalRun) -> str:
-    stopped = [cell.message for cell in ran.cells.values() if cell.outcome == "stopped" and not cell.message.startswith(NOT_RUN)]
+    stopped = [
+        cell.message
+        for cell in ran.cells.values()
+        if cell.outcome == "stopped" and not cell.message.startswith(NOT_RUN)
+    ]
     if ran.status == "timeout" or any("longer than its limit" in message for message in stopped):
         return "timeout"
     if ran.status == "crashed" or any("ended" in message or "exit()" in message for message in stopped):
@@ -215,6 +280,15 @@ def _status(report: Report, ran: NbvalRun) -> str:
 def cache_key(assignment: Assignment, data: bytes, extra: str) -> str:
     """Return what a grade depends on, as a hash: answers, lab, limits, sandbox and ``extra`` (checks, tools)."""
     grafted, report = graft(assignment.lab, data, extra_cells=assignment.extra_cells)
-    parts = (dumps(grafted), report.status, report.flags, assignment.version, assignment.cell_timeout,
-             assignment.total_timeout, assignment.sandbox.level, assignment.sandbox.memory_bytes, extra)
+    parts = (
+        dumps(grafted),
+        report.status,
+        report.flags,
+        assignment.version,
+        assignment.cell_timeout,
+        assignment.total_timeout,
+        assignment.sandbox.level,
+        assignment.sandbox.memory_bytes,
+        extra,
+    )
     return digest(repr(parts), 24)

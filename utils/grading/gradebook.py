@@ -32,16 +32,25 @@ def grade_class(args: argparse.Namespace) -> int:
     root, out = Path(args.root).resolve(), Path(args.output)
     lab = read(args.lab)
     if not questions(lab) or "lab_version" not in lab.metadata.get("course", {}):
-        raise GradingError(f"{args.lab}: this is not a released lab. Give the file that 'course release' wrote into labs/.")
+        raise GradingError(
+            f"{args.lab}: this is not a released lab. Give the file that 'course release' wrote into labs/."
+        )
     name = lab.metadata.course.lab
     policy, roster = read_policy(args.due, args.late), read_roster(args.roster) if args.roster else None
     overrides = read_overrides(args.overrides) if args.overrides else []
-    submitted = [one for one in collect(args.submissions, name) if not args.student or one.student in args.student]
+    submitted = [
+        one for one in collect(args.submissions, name) if not args.student or one.student in args.student
+    ]
     if not submitted:
         raise GradingError(f"no submission of {', '.join(args.student)}. Ids are those in grades.csv.")
     hide = [Path(args.submissions).resolve(), out.resolve()]
-    sandbox, warning = choose(args.sandbox, root, hide=[path for path in hide if path.is_dir()],
-                              memory_bytes=read_size(args.memory), at_own_risk=args.i_know)
+    sandbox, warning = choose(
+        args.sandbox,
+        root,
+        hide=[path for path in hide if path.is_dir()],
+        memory_bytes=read_size(args.memory),
+        at_own_risk=args.i_know,
+    )
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
     verifier = None
@@ -49,9 +58,13 @@ def grade_class(args: argparse.Namespace) -> int:
         from utils.grading.verify import verifier_of
 
         verifier = verifier_of(lab, root, sandbox, args.seed)
-    assignment = Assignment(lab, root, sandbox, args.cell_timeout, args.total_timeout, args.extra_cells, verifier)
+    assignment = Assignment(
+        lab, root, sandbox, args.cell_timeout, args.total_timeout, args.extra_cells, verifier
+    )
     try:
-        if args.self_check and (problems := self_check_problems(assignment, root / "solutions" / f"{name}.ipynb")):
+        if args.self_check and (
+            problems := self_check_problems(assignment, root / "solutions" / f"{name}.ipynb")
+        ):
             print("\n".join(problems), file=sys.stderr)
             return SELF_CHECK_FAILED
         return _grade(args, assignment, submitted, policy, roster, overrides, out)
@@ -60,8 +73,15 @@ def grade_class(args: argparse.Namespace) -> int:
             verifier.close()
 
 
-def _grade(args: argparse.Namespace, assignment: Assignment, submitted: list[Submitted], policy: LatePolicy,
-           roster: list[str] | None, overrides: list[dict[str, str]], out: Path) -> int:
+def _grade(
+    args: argparse.Namespace,
+    assignment: Assignment,
+    submitted: list[Submitted],
+    policy: LatePolicy,
+    roster: list[str] | None,
+    overrides: list[dict[str, str]],
+    out: Path,
+) -> int:
     name = assignment.lab.metadata.course.lab
     watched = [Path(args.lab), *_files(assignment.root / "utils"), *_files(assignment.root / "solutions")]
     before = fingerprint_files([*watched, *_files(Path(args.submissions))])
@@ -69,27 +89,44 @@ def _grade(args: argparse.Namespace, assignment: Assignment, submitted: list[Sub
     earlier = batch.known_grades(out / "results.json")
     again = {one.student for one in submitted} if args.regrade else set()
     known = {student: value for student, value in earlier.items() if student not in again}
-    graded, interrupted = batch.grade_all(assignment, submitted, jobs=args.jobs, known=known, extra_key=extra_key,
-                                          progress=sys.stderr.isatty())
+    graded, interrupted = batch.grade_all(
+        assignment, submitted, jobs=args.jobs, known=known, extra_key=extra_key, progress=sys.stderr.isatty()
+    )
     if args.student:  # the others keep what an earlier run gave them
         everybody = collect(args.submissions, name)
-        graded |= {one.student: (*earlier[one.student], 0.0) for one in everybody
-                   if one.student not in graded and one.student in earlier}
+        graded |= {
+            one.student: (*earlier[one.student], 0.0)
+            for one in everybody
+            if one.student not in graded and one.student in earlier
+        }
         submitted = [one for one in everybody if one.student in graded]
     rows = batch.make_rows(assignment, submitted, graded, policy=policy, roster=roster, overrides=overrides)
-    write_results(out, rows, assignment, graded, interrupted=interrupted, points_row=args.points_row, also=args.also)
+    write_results(
+        out, rows, assignment, graded, interrupted=interrupted, points_row=args.points_row, also=args.also
+    )
     summary(rows, out, assignment.sandbox.level)
     if interrupted:
         return INTERRUPTED
     if fingerprint_files([*watched, *_files(Path(args.submissions))]) != before:
-        print("course files or submissions changed while they were graded. Compare them with your own copy; do not "
-              "trust these results.", file=sys.stderr)
+        print(
+            "course files or submissions changed while they were graded. Compare them with your own copy; do not "
+            "trust these results.",
+            file=sys.stderr,
+        )
         return INPUTS_CHANGED
     return SOME_BROKEN if any(row.grade.status in BROKEN for row in rows) else ALL_GRADED
 
 
-def write_results(out: Path, rows: list[batch.Row], assignment: Assignment, graded: dict, *, interrupted: bool,
-                  points_row: bool = False, also: list[str] | None = None) -> None:
+def write_results(
+    out: Path,
+    rows: list[batch.Row],
+    assignment: Assignment,
+    graded: dict,
+    *,
+    interrupted: bool,
+    points_row: bool = False,
+    also: list[str] | None = None,
+) -> None:
     """Write ``grades.csv``, ``results.json`` and the feedback into the folder ``out``."""
     asked = questions(assignment.lab)
     names, points = [q.name for q in asked], [q.points for q in asked]
@@ -112,8 +149,10 @@ def summary(rows: list[batch.Row], out: Path, level: str) -> None:
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.grade.status] = counts.get(row.grade.status, 0) + 1
-    print(f"{len(rows)} students ({', '.join(f'{count} {status}' for status, count in sorted(counts.items()))}), "
-          f"sandbox {level}: {out / 'grades.csv'}")
+    print(
+        f"{len(rows)} students ({', '.join(f'{count} {status}' for status, count in sorted(counts.items()))}), "
+        f"sandbox {level}: {out / 'grades.csv'}"
+    )
 
 
 def self_check_problems(assignment: Assignment, solution: Path) -> list[str]:
@@ -122,8 +161,11 @@ def self_check_problems(assignment: Assignment, solution: Path) -> list[str]:
         return [f"{solution}: --self-check needs the solution, and there is none."]
     full = grade_submission(assignment, solution.read_bytes())
     blank = grade_submission(assignment, dumps(assignment.lab).encode())
-    return ([f"the solution gets {q.score:g} of {q.points:g} in {q.name}: {q.message}" for q in full.questions if q.score != q.points]
-            + [f"the blank lab gets {q.score:g} points in {q.name}" for q in blank.questions if q.score])
+    return [
+        f"the solution gets {q.score:g} of {q.points:g} in {q.name}: {q.message}"
+        for q in full.questions
+        if q.score != q.points
+    ] + [f"the blank lab gets {q.score:g} points in {q.name}" for q in blank.questions if q.score]
 
 
 def read_overrides(path: str) -> list[dict[str, str]]:
@@ -143,7 +185,9 @@ def read_overrides(path: str) -> list[dict[str, str]]:
         try:
             float(line["score"])
         except (TypeError, ValueError):
-            raise GradingError(f"{path}, line {number}: the score {line['score']!r} is not a number.") from None
+            raise GradingError(
+                f"{path}, line {number}: the score {line['score']!r} is not a number."
+            ) from None
     return lines
 
 
@@ -176,5 +220,9 @@ def fingerprint_files(paths: list[Path]) -> str:
 def _files(place: Path) -> list[Path]:
     if place.is_file():
         return [place]
-    return [Path(parent, name) for parent, _, names in os.walk(place) for name in names
-            if not parent.endswith("__pycache__") and ".ipynb_checkpoints" not in parent]
+    return [
+        Path(parent, name)
+        for parent, _, names in os.walk(place)
+        for name in names
+        if not parent.endswith("__pycache__") and ".ipynb_checkpoints" not in parent
+    ]

@@ -24,8 +24,21 @@ from utils.grading.notebook import text_of
 from utils.grading.questions import TIMEOUT_SECONDS
 
 RUNNING_VARIABLE = "COURSE_RUNNING"
-NEEDED_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV",
-                    "CONDA_PREFIX", "SYSTEMROOT", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
+NEEDED_VARIABLES = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "SYSTEMROOT",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "GLOO_SOCKET_IFNAME",
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -48,10 +61,28 @@ def environment(folder: Path, root: Path) -> dict[str, str]:
     ``COURSE_RUNNING`` tells a notebook's code that it is run for a release, a check or a grade.
     """
     path = [str(root), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    home = dict.fromkeys(("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR",
-                          "JUPYTER_DATA_DIR", "TORCH_HOME", "XDG_CACHE_HOME"), str(folder))
-    fixed = {"PYTHONPATH": os.pathsep.join(path), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1",
-             "PYTHONHASHSEED": "0", "TORCH_CPP_LOG_LEVEL": "ERROR", RUNNING_VARIABLE: "1"}
+    home = dict.fromkeys(
+        (
+            "HOME",
+            "TMPDIR",
+            "IPYTHONDIR",
+            "MPLCONFIGDIR",
+            "JUPYTER_CONFIG_DIR",
+            "JUPYTER_RUNTIME_DIR",
+            "JUPYTER_DATA_DIR",
+            "TORCH_HOME",
+            "XDG_CACHE_HOME",
+        ),
+        str(folder),
+    )
+    fixed = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        RUNNING_VARIABLE: "1",
+    }
     return {name: os.environ[name] for name in NEEDED_VARIABLES if name in os.environ} | home | fixed
 
 

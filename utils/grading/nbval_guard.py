@@ -246,7 +246,11 @@ def end_children() -> int:
     ended: set[int] = set()
     patience = PATIENCE_SECONDS
     for _ in range(5):
-        children = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+        children = [
+            child
+            for child in psutil.Process().children(recursive=True)
+            if child.status() != psutil.STATUS_ZOMBIE
+        ]
         _, children = psutil.wait_procs(children, timeout=patience)
         if not children:
             break

@@ -74,7 +74,13 @@ def run_nbval(
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "OMP_NUM_THREADS": "1",
         }
-        guard = [sys.executable, os.path.realpath(nbval_guard.__file__), "{report_fd}", str(cell_timeout), "lab.ipynb"]
+        guard = [
+            sys.executable,
+            os.path.realpath(nbval_guard.__file__),
+            "{report_fd}",
+            str(cell_timeout),
+            "lab.ipynb",
+        ]
         command = sandbox.wrap(guard, folder)
         finished = processes.run(command, env=env, folder=folder, timeout_seconds=total_timeout)
     cells, left_behind = _read_report(finished.report)

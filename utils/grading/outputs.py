@@ -27,12 +27,30 @@ def grades_csv(rows: list[Row], names: list[str], points: list[float], *, points
     table.writerow([*COLUMNS_BEFORE, *names, *COLUMNS_AFTER])
     total = f"{sum(points):g}"
     if points_row:
-        table.writerow(["_points", "", total, total, total, 0, 0, *(f"{p:g}" for p in points), "", "", "", ""])
+        table.writerow(
+            ["_points", "", total, total, total, 0, 0, *(f"{p:g}" for p in points), "", "", "", ""]
+        )
     for row in rows:
         scores = [f"{question.score:g}" for question in row.grade.questions]
-        table.writerow([_cell(text) for text in (
-            row.student, row.grade.status, f"{row.score:g}", total, f"{row.grade.score:g}", str(row.late_seconds),
-            f"{row.penalty:g}", *scores, " ".join(row.grade.flags), row.source, row.sha256, row.lab_version)])
+        table.writerow(
+            [
+                _cell(text)
+                for text in (
+                    row.student,
+                    row.grade.status,
+                    f"{row.score:g}",
+                    total,
+                    f"{row.grade.score:g}",
+                    str(row.late_seconds),
+                    f"{row.penalty:g}",
+                    *scores,
+                    " ".join(row.grade.flags),
+                    row.source,
+                    row.sha256,
+                    row.lab_version,
+                )
+            ]
+        )
     return out.getvalue()
 
 
@@ -56,17 +74,34 @@ def feedback_text(row: Row, lab: str) -> str:
         lines += [f"  {line}" for line in question.message.splitlines()]
         if question.hint:
             lines.append(f"  Hint: {question.hint}")
-        lines += [f"  {'passed' if check.passed else 'failed'}  {check.name}" +
-                  (f": {check.message}" if check.message and not check.hidden and not check.passed else "")
-                  for check in question.checks]
+        lines += [
+            f"  {'passed' if check.passed else 'failed'}  {check.name}"
+            + (f": {check.message}" if check.message and not check.hidden and not check.passed else "")
+            for check in question.checks
+        ]
     return "\n".join(lines) + "\n"
 
 
 def gradescope_json(row: Row) -> str:
     """Return a student's ``results.json`` for Gradescope."""
-    tests = [{"name": question.name, "score": question.score, "max_score": question.points, "output": question.message,
-              "visibility": "after_published"} for question in row.grade.questions]
-    return json.dumps({"score": row.score, "tests": tests, "output": " ".join(row.grade.notes)}, indent=1, sort_keys=True) + "\n"
+    tests = [
+        {
+            "name": question.name,
+            "score": question.score,
+            "max_score": question.points,
+            "output": question.message,
+            "visibility": "after_published",
+        }
+        for question in row.grade.questions
+    ]
+    return (
+        json.dumps(
+            {"score": row.score, "tests": tests, "output": " ".join(row.grade.notes)},
+            indent=1,
+            sort_keys=True,
+        )
+        + "\n"
+    )
 
 
 def canvas_csv(rows: list[Row], lab: str, possible: float) -> str:

@@ -17,98 +17,10 @@ from typing import Any
 import numpy as np
 
 from utils.grading import plain_data
+from utils.grading.messages import COLLECTIVES, REDUCE, Call, Mark, Message, RoutedRun, StudentError, combine
 from utils.grading.plain_data import BadData, Closed
 
 MOST_CALLS = 100_000
-COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier")
-_REDUCE = {"sum": np.sum, "product": np.prod, "min": np.min, "max": np.max,
-           "avg": lambda stacked, axis: (np.sum(stacked, axis) / len(stacked)).astype(stacked.dtype)}
-
-
-class StudentError(AssertionError):
-    """The student's code did not do what was asked; the message is for the student, ``kind`` is one word."""
-
-    def __init__(self, message: str, kind: str = "raised", rank: int | None = None):
-        super().__init__(message)
-        self.kind, self.rank = kind, rank
-
-
-@dataclass(frozen=True)
-class Message:
-    """What rank ``source`` sent to ``target``; ``step`` counts the messages that had to come one after the other."""
-
-    source: int
-    target: int
-    tag: int
-    values: np.ndarray
-    step: int
-
-    @property
-    def bytes(self) -> int:
-        """The size of what was sent."""
-        return self.values.nbytes
-
-
-@dataclass
-class Call:
-    """A communication call of a rank, as the router saw it."""
-
-    rank: int
-    number: int
-    op: str
-    peer: int
-    tag: int
-    dtype: str
-    elements: int
-    root: int
-    reduce: str
-    data: bytes
-    clock: int
-    start: float
-    waited: float | None = None
-    step: int | None = None
-    source: int = -1
-    answer: bytes = b""
-
-    def __str__(self) -> str:
-        if self.op in ("send", "recv"):
-            other = f"rank {self.peer}" if self.peer >= 0 else "any rank"
-            return f"{self.op} {'to' if self.op == 'send' else 'from'} {other}"
-        return f"{self.op} of {self.elements} elements of {self.dtype}" if self.elements else self.op
-
-
-@dataclass(frozen=True)
-class Mark:
-    """The begin (``kind`` is ``"span"``) or end (``"done"``) of a span of a rank."""
-
-    kind: str
-    number: int
-    name: str
-    tags: dict
-    time: float
-
-
-@dataclass(frozen=True)
-class RoutedRun:
-    """What came of a call on every rank: return values, messages in the order in which they were matched, calls, marks."""
-
-    values: list[Any]
-    messages: tuple[Message, ...] = ()
-    calls: tuple[tuple[Call, ...], ...] = ()
-    marks: tuple[tuple[Mark, ...], ...] = ()
-
-    @property
-    def steps(self) -> int:
-        """The longest chain of messages that had to wait for each other."""
-        return max((message.step for message in self.messages), default=0)
-
-    def sent_bytes(self, rank: int) -> int:
-        """Return how many bytes a rank sent."""
-        return sum(message.bytes for message in self.messages if message.source == rank)
-
-    def peers(self, rank: int) -> set[int]:
-        """Return to whom a rank sent."""
-        return {message.target for message in self.messages if message.source == rank}
 
 
 @dataclass
@@ -149,16 +61,24 @@ class Router:
             while not all(rank.finished for rank in self._ranks):
                 ready = selector.select(max(0.0, self._deadline - time.monotonic()))
                 if not ready:
-                    raise StudentError(f"not finished in time; {self._who_waits() or 'all ranks were computing'}", "timeout")
+                    raise StudentError(
+                        f"not finished in time; {self._who_waits() or 'all ranks were computing'}", "timeout"
+                    )
                 for key, _ in ready:
                     self._read(key.data)
                     if self._ranks[key.data].finished:
                         selector.unregister(key.fileobj)
                 self._look_for_deadlock()
         for call in (call for rank in self._ranks for call in rank.calls.values() if call.step is None):
-            raise StudentError(f"rank {call.rank} started a {call} that nobody answered", "difference", call.rank)
-        return RoutedRun([rank.value for rank in self._ranks], tuple(self._messages),
-                         tuple(tuple(rank.calls.values()) for rank in self._ranks), tuple(tuple(r.marks) for r in self._ranks))
+            raise StudentError(
+                f"rank {call.rank} started a {call} that nobody answered", "difference", call.rank
+            )
+        return RoutedRun(
+            [rank.value for rank in self._ranks],
+            tuple(self._messages),
+            tuple(tuple(rank.calls.values()) for rank in self._ranks),
+            tuple(tuple(r.marks) for r in self._ranks),
+        )
 
     def _read(self, rank: int) -> None:
         try:
@@ -187,23 +107,56 @@ class Router:
         numbers = [frame.get(name) for name in ("number", "peer", "tag", "elements", "root")]
         dtype, data, reduce = frame.get("dtype"), frame.get("data"), frame.get("reduce")
         state, world_size = self._ranks[rank], len(self._ranks)
-        if not (all(type(number) is int for number in numbers) and type(data) is str and dtype in plain_data.DTYPES
-                and reduce in _REDUCE and numbers[0] not in state.calls and len(state.calls) < MOST_CALLS):
+        if not (
+            all(type(number) is int for number in numbers)
+            and type(data) is str
+            and dtype in plain_data.DTYPES
+            and reduce in REDUCE
+            and numbers[0] not in state.calls
+            and len(state.calls) < MOST_CALLS
+        ):
             raise BadData("a message that is not in order")
         number, peer, tag, elements, root = numbers
-        if frame["op"] in ("send", "recv") and (not -1 <= peer < world_size or peer == rank or (frame["op"], peer) == ("send", -1)):
-            raise StudentError(f"rank {rank}: {frame['op']} with rank {peer}; the others are 0 to {world_size - 1}", "raised", rank)
+        if frame["op"] in ("send", "recv") and (
+            not -1 <= peer < world_size or peer == rank or (frame["op"], peer) == ("send", -1)
+        ):
+            raise StudentError(
+                f"rank {rank}: {frame['op']} with rank {peer}; the others are 0 to {world_size - 1}",
+                "raised",
+                rank,
+            )
         if not 0 <= root < world_size:
-            raise StudentError(f"rank {rank}: {frame['op']} with root {root}; there are ranks 0 to {world_size - 1}", "raised", rank)
+            raise StudentError(
+                f"rank {rank}: {frame['op']} with root {root}; there are ranks 0 to {world_size - 1}",
+                "raised",
+                rank,
+            )
         try:
             raw = base64.b64decode(data, validate=True)
         except ValueError:
             raise BadData("a message whose data is damaged") from None
         parts = world_size if frame["op"] in ("all_gather", "gather") else 1
-        expected = 0 if frame["op"] == "recv" or (frame["op"] == "scatter" and root != rank) else elements * np.dtype(dtype).itemsize
+        expected = (
+            0
+            if frame["op"] == "recv" or (frame["op"] == "scatter" and root != rank)
+            else elements * np.dtype(dtype).itemsize
+        )
         if not 0 <= elements < 1 << 40 or len(raw) * parts != expected:
             raise BadData("a message whose data does not fit its size")
-        call = Call(rank, number, frame["op"], peer, tag, dtype, elements, root, reduce, raw, state.clock, time.monotonic())
+        call = Call(
+            rank,
+            number,
+            frame["op"],
+            peer,
+            tag,
+            dtype,
+            elements,
+            root,
+            reduce,
+            raw,
+            state.clock,
+            time.monotonic(),
+        )
         state.calls[number] = call
         if call.op == "send":
             self._send(call)
@@ -229,8 +182,12 @@ class Router:
 
     def _match(self, sent: Call, wanted: Call) -> None:
         if (sent.elements, sent.dtype) != (wanted.elements, wanted.dtype):
-            raise StudentError(f"rank {sent.rank} sent {sent.elements} elements of {sent.dtype} to rank {wanted.rank}, which "
-                               f"had made room for {wanted.elements} of {wanted.dtype}", "difference", sent.rank)
+            raise StudentError(
+                f"rank {sent.rank} sent {sent.elements} elements of {sent.dtype} to rank {wanted.rank}, which "
+                f"had made room for {wanted.elements} of {wanted.dtype}",
+                "difference",
+                sent.rank,
+            )
         step = max(sent.clock, wanted.clock) + 1
         values = np.frombuffer(sent.data, dtype=sent.dtype)
         self._messages.append(Message(sent.rank, wanted.rank, sent.tag, values, step))
@@ -245,8 +202,12 @@ class Router:
         first = next(iter(calls.values()))
         same = ("op", "elements", "dtype", "root", "reduce")
         if any(getattr(call, name) != getattr(first, name) for name in same):
-            raise StudentError(f"the ranks did not call what belongs together: rank {first.rank} {first}, rank {call.rank} "
-                               f"{call}", "difference", call.rank)
+            raise StudentError(
+                f"the ranks did not call what belongs together: rank {first.rank} {first}, rank {call.rank} "
+                f"{call}",
+                "difference",
+                call.rank,
+            )
         if len(calls) == len(self._ranks):
             combine([calls[rank] for rank in range(len(self._ranks))])
             self._completed(list(calls.values()), max(one.clock for one in calls.values()) + 1)
@@ -271,8 +232,14 @@ class Router:
         state.clock, state.waits_for = max(state.clock, call.step), None
         try:
             self._channels[call.rank].settimeout(max(1e-3, self._deadline - time.monotonic()))
-            plain_data.send(self._channels[call.rank], {"number": call.number, "source": call.source,
-                                                        "data": base64.b64encode(call.answer).decode()})
+            plain_data.send(
+                self._channels[call.rank],
+                {
+                    "number": call.number,
+                    "source": call.source,
+                    "data": base64.b64encode(call.answer).decode(),
+                },
+            )
         except OSError:
             raise StudentError(f"rank {call.rank}: its process ended", "killed", call.rank) from None
         call.answer = b""
@@ -280,7 +247,12 @@ class Router:
     def _mark(self, rank: int, frame: dict) -> None:
         kind, number, name, tags = (frame.get(key) for key in ("kind", "number", "name", "tags"))
         tags = plain_data.decode(tags)
-        if kind not in ("span", "done") or type(number) is not int or type(name) is not str or type(tags) is not dict:
+        if (
+            kind not in ("span", "done")
+            or type(number) is not int
+            or type(name) is not str
+            or type(tags) is not dict
+        ):
             raise BadData("a mark that is not in order")
         if len(self._ranks[rank].marks) >= MOST_CALLS:
             raise BadData(f"more than {MOST_CALLS} marks")
@@ -292,34 +264,10 @@ class Router:
             raise StudentError(f"stuck: {self._who_waits()}", "deadlock")
 
     def _who_waits(self) -> str:
-        waiting = [f"rank {number} waits in {state.waits_for}" for number, state in enumerate(self._ranks) if state.waits_for]
+        waiting = [
+            f"rank {number} waits in {state.waits_for}"
+            for number, state in enumerate(self._ranks)
+            if state.waits_for
+        ]
         done = [str(number) for number, state in enumerate(self._ranks) if state.finished]
         return ", ".join(waiting + ([f"rank {', '.join(done)} has returned"] if done and waiting else []))
-
-
-def combine(calls: list[Call]) -> None:
-    """Put what each rank gets from a collective into its call's ``answer``; ``calls`` has one for each rank, in order."""
-    op, root, world_size = calls[0].op, calls[0].root, len(calls)
-    data = [call.data for call in calls]
-    if op == "barrier":
-        return
-    if op == "broadcast":
-        answers = [data[root]] * world_size
-    elif op in ("all_gather", "gather"):
-        answers = [b"".join(data)] * world_size
-    elif op == "scatter":
-        answers = _cut(data[root], world_size)
-    elif op == "all_to_all":
-        pieces = [_cut(piece, world_size) for piece in data]
-        answers = [b"".join(pieces[source][target] for source in range(world_size)) for target in range(world_size)]
-    else:
-        stacked = np.stack([np.frombuffer(piece, dtype=calls[0].dtype) for piece in data])
-        total = _REDUCE[calls[0].reduce](stacked, axis=0).astype(stacked.dtype).tobytes()
-        answers = _cut(total, world_size) if op == "reduce_scatter" else [total] * world_size
-    for call, answer in zip(calls, answers):
-        call.answer = answer if op not in ("reduce", "gather") or call.rank == root else b""
-
-
-def _cut(data: bytes, parts: int) -> list[bytes]:
-    size = len(data) // parts
-    return [data[number * size:(number + 1) * size] for number in range(parts)]

@@ -14,9 +14,24 @@ import sys
 import torch
 import torch.distributed as dist
 
-COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier")
-_REDUCE = (("sum", dist.ReduceOp.SUM), ("avg", dist.ReduceOp.AVG), ("product", dist.ReduceOp.PRODUCT), ("min", dist.ReduceOp.MIN),
-           ("max", dist.ReduceOp.MAX))
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "barrier",
+)
+_REDUCE = (
+    ("sum", dist.ReduceOp.SUM),
+    ("avg", dist.ReduceOp.AVG),
+    ("product", dist.ReduceOp.PRODUCT),
+    ("min", dist.ReduceOp.MIN),
+    ("max", dist.ReduceOp.MAX),
+)
 
 plain_data = sys.modules["course_plain_data"]
 
@@ -104,7 +119,9 @@ class RoutedGroup(dist.ProcessGroup):
 
     def scatter(self, outputs, inputs, opts) -> RoutedWork:
         given = inputs[0] if inputs else []
-        return self._post("scatter", given, outputs, opts=opts, factor=1 if inputs else self._world_size, like=outputs)
+        return self._post(
+            "scatter", given, outputs, opts=opts, factor=1 if inputs else self._world_size, like=outputs
+        )
 
     def barrier(self, opts=None) -> RoutedWork:
         return self._post("barrier", [], [])
@@ -115,21 +132,33 @@ class RoutedGroup(dist.ProcessGroup):
 
     def _post(self, op, given, targets, *, peer=-1, tag=0, opts=None, factor=1, like=()) -> RoutedWork:
         if op in COLLECTIVES and op not in self._allowed:
-            raise RuntimeError(f"'{op}' is not part of this exercise: build it from dist.send and dist.recv (or isend, "
-                               "irecv, batch_isend_irecv).")
+            raise RuntimeError(
+                f"'{op}' is not part of this exercise: build it from dist.send and dist.recv (or isend, "
+                "irecv, batch_isend_irecv)."
+            )
         for tensor in (*given, *targets):
             if not tensor.is_contiguous():
-                raise ValueError(f"{op} was given a tensor that is not contiguous (shape {tuple(tensor.shape)}, strides "
-                                 f"{tensor.stride()}). Pass tensor.contiguous() and copy the result back.")
+                raise ValueError(
+                    f"{op} was given a tensor that is not contiguous (shape {tuple(tensor.shape)}, strides "
+                    f"{tensor.stride()}). Pass tensor.contiguous() and copy the result back."
+                )
         shown = given or like
         data = b"" if op == "recv" else b"".join(_bytes(tensor) for tensor in given)
         number = next(self._numbers)
-        plain_data.send(self._channel, {
-            "op": op, "number": number, "peer": peer, "tag": tag, "data": base64.b64encode(data).decode(),
-            "dtype": str(shown[0].dtype).removeprefix("torch.") if shown else "uint8",
-            "elements": factor * sum(tensor.numel() for tensor in shown),
-            "root": getattr(opts, "rootRank", 0), "reduce": _reduce_name(opts),
-        })
+        plain_data.send(
+            self._channel,
+            {
+                "op": op,
+                "number": number,
+                "peer": peer,
+                "tag": tag,
+                "data": base64.b64encode(data).decode(),
+                "dtype": str(shown[0].dtype).removeprefix("torch.") if shown else "uint8",
+                "elements": factor * sum(tensor.numel() for tensor in shown),
+                "root": getattr(opts, "rootRank", 0),
+                "reduce": _reduce_name(opts),
+            },
+        )
         return RoutedWork(self, number, list(targets))
 
     def wait_for(self, number: int) -> dict:
@@ -171,8 +200,10 @@ class Marks:
         return next(self._numbers)
 
     def event(self, kind: str, n: int, name: str = "", tags: dict | None = None) -> None:
-        plain_data.send(self._channel, {"op": "mark", "kind": kind, "number": n, "name": name,
-                                        "tags": plain_data.encode(tags or {})})
+        plain_data.send(
+            self._channel,
+            {"op": "mark", "kind": kind, "number": n, "name": name, "tags": plain_data.encode(tags or {})},
+        )
 
 
 def join(channel: socket.socket, rank: int, world_size: int, allowed: tuple[str, ...] = ()) -> None:
@@ -184,6 +215,9 @@ def join(channel: socket.socket, rank: int, world_size: int, allowed: tuple[str,
         world_size: how many there are.
         allowed: the collectives that exist besides ``send`` and ``recv``.
     """
-    dist.Backend.register_backend("routed", lambda _store, rank, size, _timeout: RoutedGroup(channel, rank, size, allowed),
-                                  devices=["cpu"])
+    dist.Backend.register_backend(
+        "routed",
+        lambda _store, rank, size, _timeout: RoutedGroup(channel, rank, size, allowed),
+        devices=["cpu"],
+    )
     dist.init_process_group("routed", rank=rank, world_size=world_size, store=dist.HashStore())

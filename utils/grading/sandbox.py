@@ -31,12 +31,20 @@ class Sandbox:
         """Return ``command`` so that it runs behind the walls, with ``folder`` as its work folder."""
         if self.level != "userns":
             return box.limits_only(self.memory_bytes, command) if os.name == "posix" else command
-        description = box.spec(str(folder), hide=list(self.hide), keep=list(self.keep), memory_bytes=self.memory_bytes)
+        description = box.spec(
+            str(folder), hide=list(self.hide), keep=list(self.keep), memory_bytes=self.memory_bytes
+        )
         return box.command(description, command)
 
 
-def choose(wish: str, root: Path, *, hide: Iterable[Path] = (), memory_bytes: int = MEMORY_BYTES,
-           at_own_risk: bool = False) -> tuple[Sandbox, str]:
+def choose(
+    wish: str,
+    root: Path,
+    *,
+    hide: Iterable[Path] = (),
+    memory_bytes: int = MEMORY_BYTES,
+    at_own_risk: bool = False,
+) -> tuple[Sandbox, str]:
     """Return the sandbox to use and a sentence about what it does not stop (``""`` if there is nothing to say).
 
     Arguments:
@@ -53,15 +61,21 @@ def choose(wish: str, root: Path, *, hide: Iterable[Path] = (), memory_bytes: in
     if wish in ("auto", "userns"):
         level, reason = box.level()
         if wish == "userns" and level != "userns":
-            raise GradingError(f"the box does not work here: {reason}. Use --sandbox container inside a container, or "
-                               "--sandbox none after reading docs/grading.md.")
+            raise GradingError(
+                f"the box does not work here: {reason}. Use --sandbox container inside a container, or "
+                "--sandbox none after reading docs/grading.md."
+            )
     if level == "none" and hasattr(os, "geteuid") and os.geteuid() == 0 and not at_own_risk:
-        raise GradingError("students' code would run as root without a box"
-                           f"{f' ({reason})' if reason else ''}. Run as an ordinary user, in a container with "
-                           "--sandbox container, or add --i-know if nothing on this machine is worth protecting.")
+        raise GradingError(
+            "students' code would run as root without a box"
+            f"{f' ({reason})' if reason else ''}. Run as an ordinary user, in a container with "
+            "--sandbox container, or add --i-know if nothing on this machine is worth protecting."
+        )
     hidden = (Path.home(), root, Path(tempfile.gettempdir()), *hide)
     keep = (Path(sys.prefix), Path(sys.base_prefix), root / "utils", Path(__file__).parent)
-    sandbox = Sandbox(level, tuple(str(p.resolve()) for p in hidden), tuple(str(p.resolve()) for p in keep), memory_bytes)
+    sandbox = Sandbox(
+        level, tuple(str(p.resolve()) for p in hidden), tuple(str(p.resolve()) for p in keep), memory_bytes
+    )
     return sandbox, _warning(level, reason)
 
 
@@ -70,5 +84,7 @@ def _warning(level: str, reason: str) -> str:
         return ""
     if level == "container":
         return "sandbox container: the walls are those of the container; solutions/ must not be inside it."
-    return (f"sandbox none{f' ({reason})' if reason else ''}: a student's code can read this account's files, among them "
-            "solutions/, use the network and end processes. Read suspicious_api flags before trusting a score.")
+    return (
+        f"sandbox none{f' ({reason})' if reason else ''}: a student's code can read this account's files, among them "
+        "solutions/, use the network and end processes. Read suspicious_api flags before trusting a score."
+    )

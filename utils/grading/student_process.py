@@ -43,7 +43,10 @@ def serve(requests: socket.socket) -> None:
     import torch.distributed
     import torch.nn  # noqa: F401
 
-    for name in ("torch._dynamo", "utils.checks.boundary"):  # an optimizer needs the first: seconds, in every worker
+    for name in (
+        "torch._dynamo",
+        "utils.checks.boundary",
+    ):  # an optimizer needs the first: seconds, in every worker
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -145,7 +148,9 @@ def _define(cells: list[list]) -> dict:
     """Run the cells in one namespace: answers as they are, other cells without what they do besides defining."""
     namespace: dict = {"__name__": "__main__"}
     for name, source, whole in cells:
-        with contextlib.suppress(BaseException):  # a cell that fails leaves its names undefined: that is the message
+        with contextlib.suppress(
+            BaseException
+        ):  # a cell that fails leaves its names undefined: that is the message
             tree = ast.parse(source)
             if not whole:
                 tree.body = [node for node in tree.body if _defines(node)]
@@ -157,7 +162,11 @@ def _define(cells: list[list]) -> dict:
 def _defines(node: ast.stmt) -> bool:
     if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)):
         return True
-    calls = {part.func.id for part in ast.walk(node) if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)}
+    calls = {
+        part.func.id
+        for part in ast.walk(node)
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)
+    }
     return isinstance(node, (ast.Assign, ast.AnnAssign)) and "launch" not in calls
 
 

@@ -10,7 +10,8 @@ from utils.grading.notebook import digest
 _WORDS = re.compile(
     r"\bsolutions?/|\bctypes\b|\bsocket\b|\bos\.kill\b|\bos\._exit\b|\bsubprocess\b|\b_getframe\b|\bgc\.get_|\bsys\.modules\b"
     r"|\b__code__\b|\bmeta_path\b|\bget_ipython\b|\bshowtraceback\b|\bset_trace\b|\b__reduce__\b|\bbuiltins\b|\bopen\(|\bsetsid\b"
-    r"|\bos\.fork\b|\b__eq__\b|/proc/|\bexec\(|\beval\(|\bos\.system\b|\bpathlib\b|\burllib\b|\brequests\b|\binspect\.")
+    r"|\bos\.fork\b|\b__eq__\b|/proc/|\bexec\(|\beval\(|\bos\.system\b|\bpathlib\b|\burllib\b|\brequests\b|\binspect\."
+)
 
 
 def suspicious_words(source: str) -> list[str]:

@@ -1,0 +1,293 @@
+"""Call a student's functions in other processes: one for a plain function, one per rank for a collective."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from nbformat import NotebookNode
+
+from utils.grading import box, plain_data
+from utils.grading.errors import GradingError
+from utils.grading.kernel import environment
+from utils.grading.messages import COLLECTIVES, Call, Mark, RoutedRun, StudentError
+from utils.grading.notebook import is_answer, is_check
+from utils.grading.plain_data import BadData, Closed
+from utils.grading.routed import Router
+from utils.grading.sandbox import Sandbox
+
+SERVER = Path(os.path.realpath(__file__)).with_name("student_process.py")
+CALL_SECONDS = 10.0
+START_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process that holds a student's functions: the channel to it, and the process unless it is gone already."""
+
+    channel: socket.socket
+    process: psutil.Process | None
+
+    def end(self) -> None:
+        """End it with everything that it started."""
+        self.channel.close()
+        try:
+            family = [*self.process.children(recursive=True), self.process] if self.process else []
+        except psutil.NoSuchProcess:
+            return
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+class Server:
+    """The process that forks workers; it is started at the first use and ended by :meth:`close`."""
+
+    def __init__(self, root: Path, sandbox: Sandbox):
+        self._root, self._sandbox = root, sandbox
+        self._lock, self._process, self._socket = threading.Lock(), None, None
+        self._folder = tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True)
+
+    def worker(self) -> Worker:
+        """Start a worker and return it."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            own, other = socket.socketpair()
+            try:
+                socket.send_fds(self._socket, [self._description().encode()], [other.fileno()])
+            finally:
+                other.close()
+            pid = plain_data.receive(self._socket, time.monotonic() + START_SECONDS)["pid"]
+        try:
+            return Worker(own, psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            return Worker(own, None)
+
+    def _start(self) -> None:
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        env = environment(Path(self._folder.name), self._root) | {
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, str(SERVER), str(other.fileno())],
+            pass_fds=[other.fileno()],
+            env=env,
+            cwd=self._folder.name,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        other.close()
+        try:
+            plain_data.receive(self._socket, time.monotonic() + START_SECONDS)
+        except (Closed, TimeoutError, BadData) as error:
+            raise GradingError(f"the verify stage's server did not start: {error}.") from None
+
+    def _description(self) -> str:
+        box_ = self._sandbox
+        if box_.level != "userns":
+            return box.limits(box_.memory_bytes)
+        return box.spec(
+            self._folder.name, hide=list(box_.hide), keep=list(box_.keep), memory_bytes=box_.memory_bytes
+        )
+
+    def end_workers(self) -> None:
+        """End every process below the server, daemons that hid from their worker among them."""
+        if self._process is not None and self._process.poll() is None:
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    child.kill()
+
+    def close(self) -> None:
+        """End the server, its workers and their folder."""
+        if self._process is not None:
+            self.end_workers()
+            self._process.kill()
+            self._process.wait()
+            self._socket.close()
+        self._folder.cleanup()
+
+
+class Student:
+    """A student's functions, each call in fresh processes."""
+
+    def __init__(self, server: Server, cells: list[list], root: Path):
+        self._server, self._cells, self._root = server, cells, root
+
+    def call(self, name: str, *arguments: Any, tensors: bool = True, seconds: float = CALL_SECONDS) -> Any:
+        """Call ``name(*arguments)`` in one process and return the result as plain data.
+
+        Arguments:
+            name: the function's name in the notebook.
+            arguments: plain data; arrays arrive as torch tensors, or as numpy arrays if ``tensors`` is false.
+            seconds: the limit.
+
+        Raises ``StudentError`` if it raises, ends, is too slow or returns something that is not plain data.
+        """
+        request = {"functions": [name], "probe": "", "tensors": tensors}
+        return self._run(request, [list(arguments)], seconds, 0, ()).values[0]["value"]
+
+    def on_ranks(
+        self,
+        name: str,
+        arguments: list[list],
+        *,
+        tensors: bool = True,
+        seconds: float = CALL_SECONDS,
+        collectives: Iterable[str] = (),
+    ) -> RoutedRun:
+        """Call ``name(*arguments[rank])`` on ``len(arguments)`` ranks whose messages go through this process.
+
+        The default process group is ready on each rank; only ``send``, ``recv``, ``isend``, ``irecv``,
+        ``batch_isend_irecv`` and the ``collectives`` exist.  Other arguments and errors are those of :meth:`call`.
+        """
+        request = {"functions": [name], "probe": "", "tensors": tensors}
+        run = self._run(request, arguments, seconds, len(arguments), tuple(collectives))
+        return replace(run, values=[value["value"] for value in run.values])
+
+    def probe(self, functions: list[str], inputs: dict) -> dict:
+        """Do what the ``call`` of :mod:`utils.checks.boundary` does, behind the wall: same inputs, same outputs."""
+        world_size = int(inputs["world_size"])
+        request = {"functions": functions, "probe": str(inputs["probe"]), "tensors": False}
+        try:
+            run = self._run(
+                request, [inputs["arguments"]] * world_size, CALL_SECONDS, world_size, COLLECTIVES
+            )
+        except StudentError as error:
+            return {
+                "error": {"kind": error.kind, "message": str(error), "rank": error.rank},
+                "results": [],
+                "calls": [],
+                "spans": [],
+                "printed": [],
+            }
+        return {
+            "error": None,
+            "results": [value["value"] for value in run.values],
+            "calls": [boundary_calls(calls, marks, world_size) for calls, marks in zip(run.calls, run.marks)],
+            "spans": [boundary_spans(marks) for marks in run.marks],
+            "printed": [str(value["printed"]) for value in run.values],
+        }
+
+    def _run(
+        self, request: dict, arguments: list, seconds: float, world_size: int, allowed: tuple[str, ...]
+    ) -> RoutedRun:
+        deadline = time.monotonic() + seconds + START_SECONDS
+        workers: list[Worker] = []
+        try:
+            for _ in arguments:
+                workers.append(self._server.worker())
+            channels = [worker.channel for worker in workers]
+            for rank, channel in enumerate(channels):
+                self._tell(
+                    channel,
+                    {
+                        "root": str(self._root),
+                        "rank": rank,
+                        "world_size": world_size,
+                        "allowed": list(allowed),
+                        "cells": self._cells,
+                    },
+                )
+            for channel in channels:
+                self._expect_ready(channel, deadline)
+            ids = [secrets.token_hex(8) for _ in channels]
+            for channel, call_id, values in zip(channels, ids, arguments):
+                self._tell(channel, request | {"id": call_id, "arguments": plain_data.encode(values)})
+            run = Router(channels, ids, time.monotonic() + seconds).run()
+            for rank, value in enumerate(run.values):
+                if type(value) is not dict or value.keys() != {"value", "printed"}:
+                    raise StudentError(f"rank {rank}: sent a result of the wrong form", "unpicklable", rank)
+            return run
+        finally:
+            for worker in workers:
+                worker.end()
+
+    @staticmethod
+    def _tell(channel: socket.socket, fields: dict) -> None:
+        try:
+            plain_data.send(channel, fields)
+        except OSError:
+            raise StudentError("the process with your code ended before it was called") from None
+
+    @staticmethod
+    def _expect_ready(channel: socket.socket, deadline: float) -> None:
+        try:
+            ready = plain_data.receive(channel, deadline)
+        except (Closed, TimeoutError, BadData):
+            raise StudentError("your cells end the process or take too long when they are defined") from None
+        if ready != {"op": "ready"}:
+            raise StudentError("your cells sent something before they were called")
+
+
+def boundary_calls(calls: Iterable[Call], marks: Iterable[Mark], world_size: int) -> list[dict]:
+    """Return a rank's calls in the form of :mod:`utils.checks.boundary`, with sizes and times as the router saw them."""
+    from utils.checks.boundary import CASE
+    from utils.ranks.definitions import bytes_by_definition
+
+    marks = list(marks)
+    ends = {mark.number: mark.time for mark in marks if mark.kind == "done"}
+    cases = [
+        (mark.time, ends.get(mark.number, float("inf")), mark.tags.get("case"))
+        for mark in marks
+        if mark.name == CASE
+    ]
+    return [
+        {
+            "op": call.op,
+            "peer": call.peer if call.op in ("send", "recv") and call.peer >= 0 else None,
+            "elements": call.elements,
+            "dtype": call.dtype,
+            "start": call.start,
+            "waited": call.waited,
+            "sent_bytes": bytes_by_definition(
+                call.op,
+                call.elements * np.dtype(call.dtype).itemsize,
+                world_size,
+                is_root=call.root == call.rank,
+            )[0],
+            "case": next((case for start, end, case in cases if start <= call.start <= end), None),
+        }
+        for call in calls
+    ]
+
+
+def boundary_spans(marks: Iterable[Mark]) -> list[dict]:
+    """Return a rank's spans in the form of :mod:`utils.checks.boundary`."""
+    from utils.checks.boundary import CASE
+
+    marks = list(marks)
+    ends = {mark.number: mark.time for mark in marks if mark.kind == "done"}
+    return [
+        {"name": mark.name, "start": mark.time, "end": ends.get(mark.number), **mark.tags}
+        for mark in marks
+        if mark.kind == "span" and mark.name != CASE
+    ]
+
+
+def cells_of(grafted: NotebookNode) -> list[list]:
+    """Return the cells that define a student's names: ``[name, source, whole]``, without checks.
+
+    Answers are run as a whole; of other cells only what defines something.
+    """
+    return [
+        [cell.id, cell.source, is_answer(cell)]
+        for cell in grafted.cells
+        if cell.cell_type == "code" and not is_check(cell)
+    ]
