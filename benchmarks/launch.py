@@ -73,7 +73,8 @@ def main():
     print(f"first launch of this process: {seconds_of(by_launch, 4):.2f} s")
     print(f"{'ranks':>5}  {'way':<28}{'median s':>9}{'min':>8}{'max':>8}{'ratio':>8}")
     for world_size in (2, 4, 8):
-        ways = {"launch": by_launch, "bare fork": by_start_method("fork"), "torch.multiprocessing.spawn": by_start_method("spawn")}
+        ways = {"launch": by_launch, "bare fork": by_start_method("fork"),
+                "torch.multiprocessing.spawn": by_start_method("spawn")}
         times = {name: [] for name in ways}
         for i in range(arguments.pairs):
             for name, way in ways.items():

@@ -161,9 +161,10 @@ def launches_again():
 
 def not_contiguous(collective):
     columns = torch.ones(4, 4)[:, :2]
+    parts = [columns] * dist.get_world_size() if dist.get_rank() == 0 else None
     {"all_reduce": lambda: dist.all_reduce(columns), "broadcast": lambda: dist.broadcast(columns, src=0),
      "reduce": lambda: dist.reduce(columns, dst=0),
-     "scatter": lambda: dist.scatter(torch.empty(4, 2), [columns] * dist.get_world_size() if dist.get_rank() == 0 else None)}[collective]()
+     "scatter": lambda: dist.scatter(torch.empty(4, 2), parts)}[collective]()
 
 
 def one_never_ends():

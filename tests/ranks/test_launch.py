@@ -140,7 +140,8 @@ launch(workers.sleeps, 600, world_size=2, live=True, start_method={method!r})
 
 def start_a_run_of_its_own(method):
     """A process with two sleeping ranks; returns it with the ranks' process ids."""
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT.format(path=[str(ROOT), str(Path(__file__).parent)], method=method)],
+    script = SCRIPT.format(path=[str(ROOT), str(Path(__file__).parent)], method=method)
+    process = subprocess.Popen([sys.executable, "-c", script],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     pids = [int(process.stdout.readline().rsplit(" ", 1)[1]) for _ in range(2)]
     assert len(processes_of(pids)) == 2
@@ -194,7 +195,11 @@ def test_two_notebooks_at_once():
 
 def test_two_threads_at_once():
     results = []
-    threads = [threading.Thread(target=lambda: results.append(launch(workers.sum_of_ranks, world_size=2).results)) for _ in range(3)]
+
+    def run():
+        results.append(launch(workers.sum_of_ranks, world_size=2).results)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -16,7 +16,8 @@ def outputs():
         "from utils import launch\nimport torch, torch.distributed as dist",
         "def worker():\n    print('hello from', dist.get_rank())\n    return dist.get_rank() * scale\n\nscale = 10",
         "launch(worker, world_size=2).results",
-        "def fails():\n    x = torch.ones(3)\n    if dist.get_rank() == 1:\n        raise ValueError('wrong chunk')\n    dist.all_reduce(x)",
+        "def fails():\n    x = torch.ones(3)\n    if dist.get_rank() == 1:\n"
+        "        raise ValueError('wrong chunk')\n    dist.all_reduce(x)",
         "launch(fails, world_size=2)",
         "def stays_away():\n    if dist.get_rank() == 0:\n        dist.barrier()",
         "launch(stays_away, world_size=2)",

@@ -139,7 +139,8 @@ def test_trace_is_chrome_trace_json(tmp_path):
     launch(workers.marked_work, world_size=2, echo=False).save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
-    assert {(event["pid"], event["name"]) for event in complete} == {(rank, name) for rank in range(2) for name in ("forward", "all_reduce")}
+    assert {(event["pid"], event["name"]) for event in complete} == {
+        (rank, name) for rank in range(2) for name in ("forward", "all_reduce")}
     assert all(event["dur"] > 0 and event["ts"] >= 0 for event in complete)
 
 

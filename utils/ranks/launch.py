@@ -112,8 +112,8 @@ def _run(call, world_size, timeout, choice: Choice, live, echo, record, start_me
 def _job(call, world_size, timeout, choice, record, store):
     """What every rank needs to know, as plain data; `store` is a path, or None for the rank's own descriptor."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"call": call, "world_size": world_size, "timeout": timeout, "backend": choice.backend, "record": record, "store": store,
-            "threads": max(1, cores // world_size), "environment": dict(os.environ), "folder": os.getcwd(),
+    return {"call": call, "world_size": world_size, "timeout": timeout, "backend": choice.backend, "record": record,
+            "store": store, "threads": max(1, cores // world_size), "environment": dict(os.environ), "folder": os.getcwd(),
             "path": [os.path.abspath(entry or ".") for entry in sys.path], "argv": list(sys.argv)}
 
 
@@ -218,8 +218,8 @@ def _conclude(watch, reason, begin, timeout, choice, echo):
     run = Run([None] * len(endings), outputs, time.monotonic() - begin, choice.backend, choice.devices, watch.records)
     if reason == "output":
         talker = max(range(len(outputs)), key=lambda rank: len(outputs[rank]))
-        raise RankError(f"Rank {talker} printed more than {_LONGEST_OUTPUT // 1_000_000} MB, so the run was stopped. Print less: "
-                        "a summary per step, or from rank 0 only.", "output", talker, run)
+        raise RankError(f"Rank {talker} printed more than {_LONGEST_OUTPUT // 1_000_000} MB, so the run was stopped. "
+                        "Print less: a summary per step, or from rank 0 only.", "output", talker, run)
     found = differences(watch.records, finished=True)
     certain = [difference for difference in found if difference.certain]
     if reason != "done" or certain:

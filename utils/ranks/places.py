@@ -5,7 +5,7 @@ import os
 import sysconfig
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def is_user_file(filename: str) -> bool:
     """True for a cell, a script or the course's own modules; False for torch, Python's library and the engine."""
     return not filename.startswith(_library_folders()) and not filename.startswith("<frozen") and filename != "<string>"
@@ -15,7 +15,8 @@ def is_user_file(filename: str) -> bool:
 def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     torch = importlib.util.find_spec("torch")
-    folders = {os.path.dirname(os.path.abspath(__file__)), *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.add(os.path.dirname(os.path.abspath(__file__)))
     if torch is not None and torch.origin:
         folders.add(os.path.dirname(torch.origin))
     return tuple(os.path.join(folder, "") for folder in folders if folder)

@@ -62,7 +62,8 @@ class ForkServer:
             printed = os.pread(self._errors, 10_000, 0).decode(errors="replace").strip().splitlines()
             self.close()
             raise RuntimeError("The process that starts the ranks could not load torch: "
-                               f"{printed[-1] if printed else 'it ended without a word'}. `course doctor` looks for the reason.")
+                               f"{printed[-1] if printed else 'it ended without a word'}. "
+                               "`course doctor` looks for the reason.")
         self._ready = True
 
     def alive(self) -> bool:
@@ -108,7 +109,8 @@ class ForkedProcesses:
         try:
             socket.send_fds(self._server.control, [json.dumps({"start": rank}).encode()], files)
         except OSError:
-            raise RuntimeError("The process that starts the ranks has ended. Run the cell again: it will be started anew.") from None
+            raise RuntimeError("The process that starts the ranks has ended. Run the cell again: "
+                               "it will be started anew.") from None
         self._running.add(rank)
 
     def wait(self, seconds):

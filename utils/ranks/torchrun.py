@@ -18,7 +18,8 @@ def launch_in_place(fn, args, world_size, record) -> Run:
     import torch
     import torch.distributed as dist
 
-    from utils.ranks import rank as this_rank, recorder as recording
+    from utils.ranks import rank as this_rank
+    from utils.ranks import recorder as recording
     from utils.ranks.backend import choose_backend, count_gpus
     actual = int(os.environ["WORLD_SIZE"])
     if world_size is not None and world_size != actual:
@@ -51,4 +52,5 @@ def launch_in_place(fn, args, world_size, record) -> Run:
     records = [Record(rank) for rank in range(actual)]
     for rank, (_, lines) in enumerate(gathered):
         records[rank].add(lines)
-    return Run([result for result, _ in gathered], [""] * actual, seconds, dist.get_backend(), choice.devices[:1] * actual, records)
+    results = [result for result, _ in gathered]
+    return Run(results, [""] * actual, seconds, dist.get_backend(), choice.devices[:1] * actual, records)

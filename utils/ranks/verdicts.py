@@ -5,8 +5,8 @@ import signal
 from dataclasses import dataclass
 
 from utils.ranks.compare import deadlock, differences, waiting_text
-from utils.ranks.record import Record
 from utils.ranks.places import is_user_file
+from utils.ranks.record import Record
 from utils.ranks.wording import place_text, ranks_text, verb
 
 # what a rank's call says when another rank has gone: a consequence, never the cause
@@ -81,7 +81,10 @@ def _from_a_call(record):
 
 def _others(endings, *culprits):
     others = [ending.rank for ending in endings if ending.rank not in culprits]
-    return f"\nThe other {verb(others, 'rank', 'ranks')} ({', '.join(map(str, others))}) {verb(others, 'was', 'were')} ended." if others else ""
+    if not others:
+        return ""
+    names = ", ".join(map(str, others))
+    return f"\nThe other {verb(others, 'rank', 'ranks')} ({names}) {verb(others, 'was', 'were')} ended."
 
 
 def _raised(first, endings):
@@ -102,7 +105,8 @@ def _raised(first, endings):
         text = f"{who} raised {error['type']}" + (f": {message}" if message else "")
     lines = [f"  {place_text((filename, line, name))}, in {name}" + (f": {source}" if source else "")
              for filename, line, name, source in _with_source(error["frames"])]
-    return RankError("\n".join([text, *lines]) + _others(endings, *same), "exited" if error["exit_code"] is not None else "raised", rank)
+    kind = "exited" if error["exit_code"] is not None else "raised"
+    return RankError("\n".join([text, *lines]) + _others(endings, *same), kind, rank)
 
 
 def _signature(error):
@@ -127,7 +131,8 @@ def _died(ending, endings, records):
     where = _stands_at(ending, records[rank])
     at = f" ({where})" if where else ""
     if code >= 0:
-        text = f"Rank {rank} ended with exit code {code} before its function returned{at}: something called os._exit or the like."
+        text = (f"Rank {rank} ended with exit code {code} before its function returned{at}: "
+                "something called os._exit or the like.")
         return RankError(text + _others(endings, rank), "exited", rank)
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     why = {

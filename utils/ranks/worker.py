@@ -18,7 +18,9 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from utils.ranks import pickles, rank as this_rank, recorder as recording
+from utils.ranks import pickles
+from utils.ranks import rank as this_rank
+from utils.ranks import recorder as recording
 from utils.ranks.files import Files
 from utils.ranks.places import is_user_file
 from utils.ranks.scratch import read_from, write_all
