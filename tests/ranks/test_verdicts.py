@@ -55,7 +55,8 @@ def test_different_sizes(elements):
     where, _ = place(workers.different_sizes, "all_reduce")
     assert str(verdict(workers.different_sizes, elements)) == (
         "The ranks called all_reduce with different sizes. Call 1 in the group of all ranks: "
-        f"rank 0 gave {elements + 2:,} float32 elements ({where}); ranks 1, 2 and 3 gave {elements:,} float32 elements ({where}). {RULE}")
+        f"rank 0 gave {elements + 2:,} float32 elements ({where}); "
+        f"ranks 1, 2 and 3 gave {elements:,} float32 elements ({where}). {RULE}")
 
 
 def test_different_dtypes_abort_is_translated(capsys):

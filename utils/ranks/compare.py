@@ -61,7 +61,8 @@ def _compare_group(sequences, world_size, finished):
         extra = sequences[most][counts[least]]
         yield Difference(
             f"Rank {most} called {counts[most]} collectives in {group_text(members, world_size)}, "
-            f"rank {least} only {counts[least]}: nobody answered rank {most}'s {extra.op} ({place_text(extra.where)}).", members, certain=False)
+            f"rank {least} only {counts[least]}: "
+            f"nobody answered rank {most}'s {extra.op} ({place_text(extra.where)}).", members, certain=False)
 
 
 _ASPECTS = (
@@ -85,7 +86,8 @@ def _suspicious_order(sequences):
             call, their = sequences[first][i], sequences[other][i]
             yield Difference(
                 f"Ranks {first} and {other} seem to take the same tensors in a different order: as call {i + 1}, "
-                f"rank {first} gave {call.op} {_name(call)} and rank {other} gave it {_name(their)}. The sizes are equal, so nothing stops, "
+                f"rank {first} gave {call.op} {_name(call)} "
+                f"and rank {other} gave it {_name(their)}. The sizes are equal, so nothing stops, "
                 f"but the numbers of different tensors were mixed.", (first, other), certain=False)
             return
 
@@ -127,7 +129,8 @@ def _compare_pairs(records):
             if (send.elements, send.dtype) != (recv.elements, recv.dtype):
                 found.append(Difference(
                     f"A send and its recv do not fit. Rank {sender} sent {size_text(send.elements, send.dtype)} "
-                    f"to rank {receiver} ({place_text(send.where)}); rank {receiver} received into {size_text(recv.elements, recv.dtype)} "
+                    f"to rank {receiver} ({place_text(send.where)}); "
+                    f"rank {receiver} received into {size_text(recv.elements, recv.dtype)} "
                     f"({place_text(recv.where)}). Both tensors must have the same size and dtype.", (sender, receiver)))
                 break
     return found

@@ -37,6 +37,11 @@ def _bars(run):
             yield call, record.rank + 0.2, "communication", COLOURS["communication"]
 
 
+def _details(run, call):
+    return {"elements": call.elements, "dtype": call.dtype, "group": run._group(call), "peer": call.peer,
+            "sent bytes": call.sent, "received bytes": call.received}
+
+
 def write_trace(run, path):
     """Chrome trace JSON: one process per rank, one track for spans and one for communication; times in microseconds."""
     events = []
@@ -45,8 +50,7 @@ def write_trace(run, path):
                    {"ph": "M", "name": "thread_name", "pid": record.rank, "tid": 0, "args": {"name": "spans"}},
                    {"ph": "M", "name": "thread_name", "pid": record.rank, "tid": 1, "args": {"name": "communication"}}]
         items = [(span.name, 0, span, span.tags) for span in record.spans]
-        items += [(call.op, 1, call, {"elements": call.elements, "dtype": call.dtype, "group": run._group(call),
-                                      "peer": call.peer, "sent bytes": call.sent, "received bytes": call.received}) for call in record.calls]
+        items += [(call.op, 1, call, _details(run, call)) for call in record.calls]
         events += [{"ph": "X", "name": name, "pid": record.rank, "tid": track, "ts": 1e6 * (item.start - run._zero()),
                     "dur": 1e6 * (item.end - item.start), "args": args}
                    for name, track, item, args in items if item.end is not None]
