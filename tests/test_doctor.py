@@ -1,6 +1,8 @@
 """The doctor's judgement on machines that we do not have, and one look at the machine that we have."""
 import dataclasses
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -127,6 +129,14 @@ def test_this_machine(capsys):
     printed = capsys.readouterr().out
     assert re.search(r"^ok       launch     2 ranks added a number in \d+\.\d s, the second time in \d+\.\d\d s$", printed, re.M)
     assert printed.splitlines()[-1].startswith("The course runs here: ")
+
+
+def test_it_speaks_where_nothing_is_installed():
+    bare = [sys.executable, "-I", "-S", doctor.__file__]  # neither site-packages nor the course can be imported
+    done = subprocess.run(bare, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr == ""
+    assert "\ntorch, packages, backend: Run 'make lab'" in done.stdout
+    assert done.stdout.splitlines()[-1] == "The course cannot run here yet."
 
 
 def test_no_launch_where_something_is_wrong_already(monkeypatch):

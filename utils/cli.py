@@ -23,10 +23,8 @@ def _no_arguments(parser):
 
 
 def _doctor(chosen) -> int:
-    from utils.doctor import examine, gather, render
-    diagnosis = examine(gather())
-    print(render(diagnosis))
-    return 0 if diagnosis.can_run else 1
+    from utils import doctor
+    return doctor.main()
 
 
 def _of_grading(name):

@@ -1,8 +1,8 @@
 """What this machine can do, and which path the course takes on it: `course doctor`, or `report()` in a notebook.
 
 `gather` looks at the machine, `examine` judges. Judging is a pure function of the facts, so it can be tested for
-machines that we do not have. Nothing here needs more than Python until the trial launch, so that the doctor also
-speaks where the course is only half installed.
+machines that we do not have. Nothing here needs more than Python until the trial launch: where the course is only
+half installed, `python utils/doctor.py` says what is missing.
 """
 from __future__ import annotations
 
@@ -87,9 +87,12 @@ def examine(facts: Facts) -> Diagnosis:
 def render(diagnosis: Diagnosis) -> str:
     """Return the report as text: one line per finding, remedies below, the course's path last."""
     lines = [f"{finding.level:<8} {finding.subject:<10} {finding.text}" for finding in diagnosis.findings]
-    remedies = [f"{finding.subject}: {finding.remedy}" for finding in diagnosis.findings if finding.remedy]
-    if remedies:
-        lines += ["", "What to do", *remedies]
+    subjects = {}
+    for finding in diagnosis.findings:
+        if finding.remedy:
+            subjects.setdefault(finding.remedy, []).append(finding.subject)
+    if subjects:
+        lines += ["", "What to do", *(f"{', '.join(about)}: {remedy}" for remedy, about in subjects.items())]
     verdict = f"The course runs here: {diagnosis.path}" if diagnosis.can_run else "The course cannot run here yet."
     return "\n".join([*lines, "", verdict])
 
@@ -263,7 +266,14 @@ def gather(try_launch: bool = True) -> Facts:
 
 def report() -> None:
     """Print what this machine can do and which path the course takes on it."""
-    print(render(examine(gather())))
+    main()
+
+
+def main() -> int:
+    """Print the report; returns the exit code of `course doctor`, 1 where the course cannot run."""
+    diagnosis = examine(gather())
+    print(render(diagnosis))
+    return 0 if diagnosis.can_run else 1
 
 
 def _version(name):
@@ -376,4 +386,4 @@ def _sum_of_ones():
 
 
 if __name__ == "__main__":
-    report()
+    sys.exit(main())
