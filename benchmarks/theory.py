@@ -89,7 +89,7 @@ def one_layout_by_llm_analysis():
             gradient_accumulation_steps=64,
             seq_len=2048,
             total_num_tokens=300e9,
-            activation_recomputation=ActivationRecomputation.ATTN_COMPUTE,
+            activation_recomputation=ActivationRecomputation.SELECTIVE,
         )
 
     return answer

@@ -134,7 +134,7 @@ def test_lora_counts_the_real_matrices():
             + torch.nn.Linear(rank, outputs, bias=False).weight.numel()
             for inputs, outputs in ((llama.hidden, kv), (llama.hidden, llama.hidden))
         ]
-    assert lora_parameters(llama, rank, ("value", "output")) == llama.layers * sum(adapters)
+    assert lora_parameters(llama, rank, ("key", "output")) == llama.layers * sum(adapters)
 
 
 def test_deepspeeds_estimators():
@@ -157,6 +157,8 @@ def test_deepspeeds_estimators():
         )
         assert as_gib(built_whole.cpu_bytes) == pytest.approx(127.45, abs=0.05)
     assert as_gib(zero2_offload(count, 8).gpu_bytes) == pytest.approx(5.31, abs=0.005)
+    assert as_gib(zero2_offload(count, 8).cpu_bytes) == pytest.approx(127.45, abs=0.005)
+    assert zero2_offload(count, 2).cpu_bytes == 1.5 * 16 * count
     assert as_gib(zero2_offload(count, 8, cpu_optimizer=False).gpu_bytes) == pytest.approx(15.93, abs=0.005)
 
 

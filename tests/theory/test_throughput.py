@@ -203,3 +203,15 @@ def test_a_layout_that_does_not_fit_gets_a_sentence(changes, batch, words):
 def test_a_share_is_above_0_and_at_most_1(field, value):
     with pytest.raises(ValueError, match=f"{field} must be"):
         Rates(**{field: value})
+
+
+def test_zero_2_reduces_gradients_in_every_micro_batch():
+    model, cluster = MODELS["narayanan-1.7b"], selene(64)
+    parts = [
+        step_time(model, cluster, Layout(data=64, micro_batch=2, zero_stage=stage), 64 * 2 * 5).parts
+        for stage in (0, 1, 2)
+    ]
+    once, sharded, every = (part["gradient all-reduce"] for part in parts)
+    assert once == sharded
+    assert every == pytest.approx(once * (5 + 1) / 2)
+    assert parts[0]["optimizer"] == pytest.approx(64 * parts[1]["optimizer"])
