@@ -1,6 +1,7 @@
 """How a check ends: one fixed line when all is right, one short error that says what is wrong when it is not."""
 
 import pickle
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,8 +108,9 @@ def outputs_of(call, probe, world_size, given, **arguments):
         return outputs
     message, kind = _without_our_own_lines(str(error["message"]), probe), str(error["kind"])
     if "NotImplementedError" in message:
+        (name, *_) = re.findall(r"line \d+, in (\w+)", message)[-1:] or ["the function"]
         raise CheckFailed(
-            "There is no answer yet: the function raised NotImplementedError.\n"
+            f"There is no answer yet: {name} raised NotImplementedError.\n"
             "  look at   the line '# YOUR CODE HERE': your code takes its place and that of the line below it"
         )
     sentence = {
