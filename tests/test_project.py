@@ -103,7 +103,9 @@ def test_the_first_python_that_runs_and_is_new_enough_is_taken(course):
     program(course / "bin" / "python3", "exit 1")  # too old, or a name that leads nowhere
     program(course / "bin" / "python3.14", "exit 127")
     program(course / "bin" / "python3.13", "exit 0")
-    shown = make(course, "--eval", "show:; @echo $(PYTHON)", "show", PATH=f"{course / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    with (course / "Makefile").open("a") as file:
+        file.write("\nshow:\n\t@echo $(PYTHON)\n")
+    shown = make(course, "show", PATH=f"{course / 'bin'}{os.pathsep}{os.environ['PATH']}")
     assert shown.stdout.strip() == "python3.13"
 
 
