@@ -155,6 +155,10 @@ RUNAWAY = {
         answers("import time\ntry:\n    time.sleep(99)\nexcept KeyboardInterrupt:\n    pass\n" + WRONG),
         ("timeout", 0, 2, set()),
     ),
+    "swallows_interrupt_then_right_q1": (
+        answers("import time\ntry:\n    time.sleep(99)\nexcept KeyboardInterrupt:\n    pass\n" + RIGHT),
+        ("timeout", 0, 2, set()),
+    ),
     "crash_q1_others_ok": (
         answers("import os; os._exit(0)\n" + RIGHT),
         ("crashed", 0, 2, {"suspicious_api"}),

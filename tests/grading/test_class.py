@@ -151,6 +151,27 @@ def test_the_wall_catches_what_the_kernel_lets_through(graded):
         assert "mismatch" in rows[f"cheat_{name}"]["flags"], name
 
 
+def test_nbval_alone_would_have_let_them_through(tmp_path):
+    """What the verify stage is for: the same attacks with it switched off."""
+    lab = course_with_verify(tmp_path)
+    (tmp_path / "in").mkdir()
+    for name in ("replaces_the_check", "is_equal_to_everything"):
+        (tmp_path / "in" / f"{name}.ipynb").write_bytes(corpus.answers(corpus.CHEATS[name]))
+    grade(tmp_path, lab, tmp_path / "in", tmp_path / "out", "--nbval-only")
+    assert {row["q1"] for row in table(tmp_path / "out").values()} == {"3"}
+
+
+def test_without_the_box_the_solution_is_read(tmp_path):
+    """What the box is for: the same attack with it switched off."""
+    lab = course_with_verify(tmp_path)
+    (tmp_path / "in").mkdir()
+    code = corpus.READS_THE_SOLUTION.format(places=[str(tmp_path)])
+    (tmp_path / "in" / "eve.ipynb").write_bytes(corpus.answers(code))
+    grade(tmp_path, lab, tmp_path / "in", tmp_path / "out", "--sandbox", "none")
+    row = table(tmp_path / "out")["eve"]
+    assert row["q1"] == "3" and "suspicious_api" in row["flags"]
+
+
 def test_nothing_was_left_at_home(graded):
     assert not list(Path.home().glob(".ipython/profile_default/startup/course-attack.py"))
     marked = [

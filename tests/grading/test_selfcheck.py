@@ -1,10 +1,14 @@
 import argparse
+import doctest
+from dataclasses import replace
 
 import pytest
 
+from utils.grading import reach
 from utils.grading.commands import add_release_arguments, run_release
 from utils.grading.errors import GradingError
-from utils.grading.selfcheck import read_mutant, self_check
+from utils.grading.notebook import grade_id, read
+from utils.grading.selfcheck import checks_to_run, mutants_of, read_mutant, self_check
 
 from .course_fixture import CHECKS, MUTANTS, solution, write_course
 
@@ -114,3 +118,25 @@ def test_the_commands_exit_codes(course, tmp_path, capsys):
     assert call(tmp_path, "--stored", "--self-check") == 3
     course.write_text("{")
     assert call(tmp_path) == 1
+
+
+def test_only_checks_that_a_mutant_can_reach_are_run(course):
+    solved, by_name = read(course), {mutant.path.name: mutant for mutant in mutants_of(course)}
+    tried = {
+        name: [grade_id(cell) for cell in checks_to_run(mutant, solved)] for name, mutant in by_name.items()
+    }
+    assert tried == {"q1_minus.py": ["q1-check"], "q2_forgets_zero.py": ["q2-check"]}
+    loud = replace(by_name["q2_forgets_zero.py"], code="print(1)\ndef double(number): return 0")
+    assert [grade_id(cell) for cell in checks_to_run(loud, solved)] == ["q1-check", "q2-check"]
+
+
+def test_names_are_followed_through_cells():
+    cells = ["import math as m", "def g(): return f()", "def h(): return g()"]
+    assert reach.reaches({"f"}, "check(h)", cells) and not reach.reaches({"f"}, "check(k)", cells)
+    assert reach.reaches({"m"}, "check(m.pi)", cells)
+    assert (
+        not reach.only_defines("x.y = 1")
+        and not reach.only_defines("for i in x: pass")
+        and not reach.only_defines("(")
+    )
+    assert doctest.testmod(reach).failed == 0

@@ -153,24 +153,24 @@ def _run_with_second_chances(assignment: Assignment, grafted: NotebookNode) -> t
     for _ in range(RERUNS):
         trouble = _first_trouble(grafted, final, set(troubles.values()) | set(troubles))
         name = _answer_behind(assignment.lab, grafted, trouble) if trouble else None
-        own = {question.check for question in questions(assignment.lab) if f"{question.name}-answer" == name}
-        others = {question.check for question in questions(assignment.lab)} - own
-        if name is None or name in troubles or all(final.passed(check) for check in others):
+        if name is None or name in troubles:
             break
         troubles[name] = trouble
         grafted = blank_cell(assignment.lab, grafted, name)
-        again = run(grafted)
+        own = {q.check for q in questions(assignment.lab) if f"{q.name}-answer" == name}
+        others = {q.check for q in questions(assignment.lab)} - own
+        again = final if all(final.passed(check) for check in others) else run(grafted)
         kept = {
-            cell: result for cell, result in final.cells.items() if not result.message.startswith(NOT_RUN)
+            cell: result
+            for cell, result in final.cells.items()
+            if not result.message.startswith(NOT_RUN) and not (cell in own and result.outcome == "passed")
         }
-        cells = again.cells | {
-            cell: kept.get(cell, _lost(name, final.status)) for cell in {trouble, name, *own}
-        }
+        lost = {cell: kept.get(cell, _lost(name, final.status)) for cell in {trouble, name, *own}}
         final = NbvalRun(
-            cells,
+            again.cells | lost,
             _worst(final, again),
-            ran.left_behind + again.left_behind,
-            ran.seconds + again.seconds,
+            final.left_behind + (again.left_behind if again is not final else 0),
+            final.seconds + (again.seconds if again is not final else 0),
             again.output,
         )
     return final, grafted

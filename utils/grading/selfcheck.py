@@ -12,6 +12,7 @@ from utils.grading.errors import GradingError
 from utils.grading.kernel import CellRun, Session, session
 from utils.grading.notebook import anchor, grade_id, is_answer, is_check, read
 from utils.grading.questions import Question, question_of, questions
+from utils.grading.reach import bound_names, only_defines, reaches
 from utils.grading.release import lab_notebook
 
 
@@ -116,11 +117,33 @@ def _missing(asked: tuple[Question, ...], mutants: list[Mutant]) -> list[str]:
     ]
 
 
-def _run_checks(kernel: Session, notebook: NotebookNode) -> dict[str, CellRun]:
+def checks_to_run(mutant: Mutant, solution: NotebookNode) -> list[NotebookNode]:
+    """Return the check cells that a mutant is tried on: its own, and others whose outcome it could change unasked.
+
+    A check that names the answer may fail; one that does not name it and cannot reach it by any name is not run.
+    """
+    cells = {
+        cell.id: cell.source for cell in solution.cells if cell.cell_type == "code" and not is_check(cell)
+    }
+    original = next(cell.source for cell in solution.cells if grade_id(cell) == mutant.answer)
+    names = bound_names(mutant.code) | bound_names(original)
+    chosen = []
+    for cell in solution.cells:
+        if is_check(cell):
+            question = question_of(cell)
+            own = question.name == mutant.answer.removesuffix("-answer")
+            unasked = mutant.answer not in question.answers
+            quiet = only_defines(mutant.code) and not reaches(names, cell.source, cells.values())
+            if own or (unasked and not quiet):
+                chosen.append(cell)
+    return chosen or [cell for cell in solution.cells if is_check(cell)]
+
+
+def _run_checks(kernel: Session, cells: list[NotebookNode]) -> dict[str, CellRun]:
     return {
         grade_id(cell): kernel.run(cell.source, question_of(cell).timeout_seconds)
-        for cell in notebook.cells
-        if is_check(cell) and kernel.alive
+        for cell in cells
+        if kernel.alive
     }
 
 
@@ -172,7 +195,8 @@ def _solved_problems(
             while waiting and kernel.alive:
                 mutant = waiting.pop(0)
                 defined = kernel.run(mutant.source)
-                problems += _mutant_problems(mutant, defined, _run_checks(kernel, solution), asked)
+                runs = _run_checks(kernel, checks_to_run(mutant, solution))
+                problems += _mutant_problems(mutant, defined, runs, asked)
                 for source in answers.values():  # the right answers again, for the next mutant
                     if kernel.alive:
                         kernel.run(source)
