@@ -174,7 +174,7 @@ def test_fewer_key_heads_than_ranks_are_replicated_but_must_fit():
     llama = MODELS["llama3-8b"]  # 32 heads, 8 key heads
     head, per_sixteenth = 128, 2 * 4096 + 3 * 14336
     at_16 = layer_activation_bytes(llama, 1, 16, recomputation="selective")
-    # Per token, 2 bytes each: norms' and blocks' inputs; one whole key and value head; a sixteenth of the rest.
+    # Per token, 2 bytes each: inputs of norms and blocks; one whole key and value head; 1/16 of the rest.
     assert at_16 == 8192 * 2 * (4 * 4096 + 2 * head + per_sixteenth / 16)
     odd = Transformer(2, 96, 12, kv_heads=3, activation="swiglu")
     with pytest.raises(ValueError, match="tensor must divide kv_heads or be a multiple"):

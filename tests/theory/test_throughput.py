@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from utils.theory.collectives import all_reduce_seconds
 from utils.theory.grid import Layout
 from utils.theory.hardware import Link, eos, selene
+from utils.theory.layout import rank_bytes
 from utils.theory.papers import korthikanti, narayanan
 from utils.theory.presets import MODELS
 from utils.theory.throughput import (
@@ -215,3 +216,17 @@ def test_zero_2_reduces_gradients_in_every_micro_batch():
     assert once == sharded
     assert every == pytest.approx(once * (5 + 1) / 2)
     assert parts[0]["optimizer"] == pytest.approx(64 * parts[1]["optimizer"])
+
+
+def test_flash_attention_writes_no_scores():
+    model, cluster = MODELS["llama3-8b"], eos(8)
+    plain = Layout(recomputation="none")
+    flash = plain.replace(flash_attention=True)
+    before, after = (layer_seconds(model, cluster, layout) for layout in (plain, flash))
+    scores = model.heads * model.sequence**2
+    bandwidth = cluster.chip.memory_bytes_per_second * RATES.memory_share
+    saved = (sum(before["element-wise"]) - sum(after["element-wise"])) * bandwidth
+    assert saved == pytest.approx(10 * scores)  # softmax: 4 bytes forward and 6 backward; no dropout
+    assert sum(after["attention"]) == pytest.approx(3.5 / 3 * sum(before["attention"]))
+    kept, freed = (rank_bytes(model, layout, 1).activations for layout in (plain, flash))
+    assert kept - freed == pytest.approx(model.layers * 2 * scores)

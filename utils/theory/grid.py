@@ -31,6 +31,8 @@ class Layout:
     sequence_parallel: Megatron's, together with tensor parallelism.
     zero_stage: what is sharded over the data (and context) ranks, 0 to 3.
     overlap_gradients: whether the gradients' reduction runs during the last backward.
+    flash_attention: scores are never written to memory; the backward computes them again on the way
+        (arXiv 2205.14135). Their memory is then as under selective recomputation, whatever is recomputed.
     order: dimensions, innermost first.
     """
 
@@ -46,6 +48,7 @@ class Layout:
     sequence_parallel: bool = False
     zero_stage: int = 0
     overlap_gradients: bool = False
+    flash_attention: bool = False
     order: tuple = DIMENSIONS
 
     def __post_init__(self):

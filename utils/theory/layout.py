@@ -75,10 +75,12 @@ def rank_bytes(model, layout, batch, recipe="mixed adam, fp32 gradients"):
         gathered = recipe_of(recipe).parameters * model.layer_parameters / layout.tensor
     in_flight = in_flight_micro_batches(layout.schedule, layout.pipeline, m, 0, layout.chunks)
     shape = (model, layout.micro_batch, layout.tensor, layout.sequence_parallel)
-    kept = layer_activation_bytes(*shape, layout.recomputation, layout.context)
+    whole = "selective" if layout.flash_attention else "none"
+    recomputation = whole if layout.recomputation == "none" else layout.recomputation
+    kept = layer_activation_bytes(*shape, recomputation, layout.context)
     activations = in_flight * layers_per_rank(model, layout) * kept
     if layout.recomputation == "full":
-        activations += layer_activation_bytes(*shape, "none", layout.context)
+        activations += layer_activation_bytes(*shape, whole, layout.context)
     return RankBytes(state.parameters + gathered, state.gradients, state.optimizer, activations)
 
 
@@ -133,6 +135,7 @@ def plan(
     contexts=(1,),
     experts=(1,),
     largest_tensor=None,
+    flash_attention=False,
     recipe="mixed adam, fp32 gradients",
     memory_share=0.95,
     rates=RATES,
@@ -168,6 +171,7 @@ def plan(
                 chunks=v,
                 schedule="interleaved 1f1b" if v > 1 else "1f1b",
                 sequence_parallel=tensor > 1,
+                flash_attention=flash_attention,
             )
             problem = _problem(model, layout, batch)
             if problem:

@@ -6,7 +6,9 @@ memory's bandwidth, messages by the α–β model. The form follows section 3 of
 
 `Rates` holds what no data sheet says. Two of its numbers are fitted, `matmul_efficiency` and
 `attention_efficiency`, to the ten rows of table 1 of that paper (`papers.narayanan.fit_table_1` does it
-again); the others are measurements or round numbers, and their docstring says which.
+again); the others are measurements or round numbers, and their docstring says which. Those rows ran on A100s
+with full recomputation and without flash attention. Elsewhere the sum shows where time goes, rather than how
+much of it (`papers` prints how far other runs are).
 """
 
 from dataclasses import dataclass
@@ -192,6 +194,8 @@ def layer_seconds(model, cluster, layout, rates=RATES, dtype="bf16"):
     b, t, c = layout.micro_batch, layout.tensor, layout.context
     again_all = layout.recomputation == "full"
     again_core = layout.recomputation != "none"
+    # Flash attention's backward has 5 products to the forward's 2; only "full" runs the forward again.
+    core_backward_products = 2.5 + again_all if layout.flash_attention else 2 + again_core
     peak = cluster.chip.peak(dtype)
     matmul = layer_matmul_flops(model, b) / (t * c) / (peak * rates.matmul_efficiency)
     core = layer_attention_flops(model, b) / (t * c) / (peak * rates.attention_efficiency)
@@ -200,7 +204,7 @@ def layer_seconds(model, cluster, layout, rates=RATES, dtype="bf16"):
     recomputed_bytes = again_all * rest_forward + again_core * core_forward
     parts = {
         "matmul": (matmul, matmul * (1 + again_all), matmul),
-        "attention": (core, core * (2 + again_core), 0.0),
+        "attention": (core, core * core_backward_products, 0.0),
         "element-wise": (
             (rest_forward + core_forward) / bandwidth,
             (rest_backward + core_backward + recomputed_bytes) / bandwidth,
@@ -302,7 +306,7 @@ def _element_wise_bytes(model, layout):
     inside = (2 * ELEMENT_BYTES * ffn + heads, 3 * ELEMENT_BYTES * ffn + heads)
     replication = 1 / t if layout.sequence_parallel else 1
     rest = tuple(tokens * (outer * replication + inner / t) for outer, inner in zip(around, inside))
-    scores = model.heads * model.sequence * tokens / t
+    scores = 0 if layout.flash_attention else model.heads * model.sequence * tokens / t
     return rest, (scores * (4 + 5 * dropout), scores * (6 + 5 * dropout))
 
 

@@ -1,12 +1,12 @@
 """All tables, and the scoreboard: cells, exact, in band, errata, not tested, off."""
 
 from ..arguments import one_of
-from . import gpipe, korthikanti, megatron, memory_tables, narayanan, network, zero, zero_bubble
+from . import gpipe, korthikanti, llama3, megatron, memory_tables, narayanan, network, zero, zero_bubble
 from .tables import VERDICTS
 
 MODULES = {
     module.__name__.rpartition(".")[2]: module
-    for module in (zero, megatron, gpipe, narayanan, korthikanti, zero_bubble, memory_tables, network)
+    for module in (zero, megatron, gpipe, narayanan, korthikanti, zero_bubble, llama3, memory_tables, network)
 }
 
 TABLES = tuple(function for module in MODULES.values() for function in module.TABLES)

@@ -1,6 +1,5 @@
-"""Zero Bubble Pipeline Parallelism, arXiv 2401.10241, tables 2, 4, 5, 8; DualPipe and Llama 3 with it."""
+"""Zero Bubble Pipeline Parallelism, arXiv 2401.10241, tables 2, 4, 5, 8; DualPipe's table with it."""
 
-from ..hardware import CHIPS
 from ..pipeline import (
     Costs,
     bubble_time,
@@ -13,10 +12,9 @@ from ..pipeline import (
     zb_h2,
     zb_v,
 )
-from .tables import Table, exact, interval, not_tested, read_table, within
+from .tables import Table, exact, not_tested, read_table, within
 
 PAPER = "Zero Bubble"
-H100_TFLOPS = CHIPS["H100-80GB"].peak("bf16") / 1e12
 CHUNKS = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
 """Model chunks per rank that give the published interleaved column: 24, 32, 48 and 64 layers over p ranks."""
 
@@ -158,24 +156,6 @@ def dual_pipe():
     )
 
 
-def llama_3():
-    """The Llama 3 herd, table 4: layouts, and the bubble of its interleaved schedule."""
-    cells = []
-    for row in read_table("llama3_table_4"):
-        name = f"{row['GPUs']} GPUs, {row['seq']} tokens"
-        gpus = int(row["TP"]) * int(row["CP"]) * int(row["PP"]) * int(row["DP"])
-        cells.append(exact(f"{name}: product of degrees", row["GPUs"], gpus))
-        tokens = int(row["DP"]) * int(row["batch_per_DP"]) * int(row["seq"]) / 2**20
-        cells.append(exact(f"{name}: tokens in 2**20", row["tokens"].removesuffix("M"), tokens))
-        rate = float(row["TFLOPs"])
-        shares = (100 * (rate + side) / H100_TFLOPS for side in (-5, 5))
-        cells.append(interval(f"{name}: MFU", row["MFU_pct"], *shares))
-    rule = (
-        "products exact; MFU by interval from TFLOP/s rounded to 10. Version 1 prints DP = 4 in the last row"
-    )
-    return Table("Llama 3", "table 4", rule, tuple(cells))
-
-
 def _sizes(row, chunks):
     return int(row["p"]), int(row["m"]), chunks
 
@@ -184,4 +164,4 @@ def _times(row):
     return tuple(float(row[column]) for column in ("TF", "TB", "TW", "Tcomm"))
 
 
-TABLES = (table_5, table_8, table_4, table_2, repository_table, dual_pipe, llama_3)
+TABLES = (table_5, table_8, table_4, table_2, repository_table, dual_pipe)
