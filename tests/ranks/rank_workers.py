@@ -266,3 +266,19 @@ def dies_after_a_call():
     if dist.get_rank() == 0:
         os.kill(os.getpid(), 9)
     dist.barrier()
+
+
+def one_skips_backward():
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    loss = model(torch.ones(1, 3)).sum()
+    if dist.get_rank() == 0:
+        loss.backward()
+
+
+def error_without_a_message():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    raise Mute

@@ -1,5 +1,6 @@
 """Every mistake that a learner can make on ranks gets its own sentence, quickly, and leaves nothing behind."""
 import inspect
+import os
 import threading
 import time
 
@@ -7,6 +8,12 @@ import pytest
 import rank_workers as workers
 
 from utils import RankError, launch
+from utils.ranks import pickles
+from utils.ranks.files import open_files
+from utils.ranks.record import Record
+from utils.ranks.scratch import read_from, scratch_file
+from utils.ranks.verdicts import Ending, judge
+from utils.ranks.worker import refuse_to_start
 
 RULE = "All ranks of a group must call the same collectives, in the same order, with the same sizes and dtypes."
 
@@ -227,3 +234,24 @@ def test_the_record_survives_a_kill():
 def test_a_notebook_shows_the_verdict_alone():
     error = verdict(workers.one_raises)
     assert error._render_traceback_() == f"RankError: {error}".splitlines()
+
+
+def test_a_wait_inside_compiled_code_is_found_too():
+    where, line = place(workers.one_skips_backward, "loss.backward()")
+    error = verdict(workers.one_skips_backward, world_size=2, seconds=20)
+    assert str(error).splitlines() == ["Rank 1 returned, but rank 0 still waits in all_reduce: it would never end.",
+                                       f"  rank 0 waits in all_reduce ({where}: {line})", "  rank 1 has returned"]
+
+
+def test_an_error_whose_message_fails():
+    assert "Mute: (its message cannot be shown)" in str(verdict(workers.error_without_a_message, world_size=1))
+
+
+def test_the_system_refuses_another_process():
+    files = open_files(scratch_file("job"), scratch_file("store"))
+    refuse_to_start(files, OSError(11, "Resource temporarily unavailable"))
+    ending = Ending(0, 1, pickles.loads(read_from(files.outcome)))
+    for descriptor in files:
+        os.close(descriptor)
+    assert str(judge([ending], [Record(0)], "failed")) == (
+        "The system refuses another process (Resource temporarily unavailable): use fewer ranks, or close other programs.")

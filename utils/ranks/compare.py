@@ -136,13 +136,17 @@ def _compare_pairs(records):
     return found
 
 
-def deadlock(records: list[Record]) -> str | None:
+def deadlock(records: list[Record], waits_unseen: bool = False) -> str | None:
     """If no rank can ever go on, the sentence that says why; None while some rank still may.
 
     A proof, not a guess: every rank has returned or waits in a call, and none of these calls can be completed,
-    since its partners returned or wait elsewhere.
+    since its partners returned or wait elsewhere. Compiled code (DDP's backward, say) waits without our seeing it:
+    with `waits_unseen` a call that is open without its partners counts as waited for.
     """
     waiting = {record.rank: record.waiting_in() for record in records if not record.returned}
+    if waits_unseen:
+        waiting = {rank: call or next((call for call in records[rank].open_calls() if _partners_not_there(call, records)), None)
+                   for rank, call in waiting.items()}
     if not waiting or any(call is None for call in waiting.values()):
         return None
     if any(_can_complete(call, records) for call in waiting.values()):

@@ -27,6 +27,7 @@ def main(control_descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=control_descriptor)
     _preload()
+    from utils.ranks.worker import refuse_to_start
     child_ended, notify = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
@@ -49,8 +50,12 @@ def main(control_descriptor: int) -> None:
                 return
             message = json.loads(text)
             if "start" in message:
-                process_id = _fork_rank(message["start"], Files(*descriptors), control, child_ended, notify)
-                ranks[process_id] = message["start"]
+                rank, files = message["start"], Files(*descriptors)
+                try:
+                    ranks[_fork_rank(rank, files, control, child_ended, notify)] = rank
+                except OSError as error:
+                    refuse_to_start(files, error)
+                    _say(control, {"ended": rank, "status": 1})
                 for descriptor in descriptors:
                     os.close(descriptor)
             elif "signal" in message:

@@ -20,6 +20,7 @@ from utils.ranks.scratch import IN_MEMORY, read_from, scratch_file, write_all
 from utils.ranks.verdicts import Ending, RankError, judge
 
 _QUIET_SECONDS = 1.0          # so long must nothing happen before we ask whether anything still can
+_LONG_QUIET_SECONDS = 5.0     # and so long before an open call counts as waited for, since compiled code does not tell
 _STARTING_SECONDS = 60.0      # so long may the ranks take, on a busy machine, before the function starts
 _FELLOW_SECONDS = 0.5         # so long we wait, after a failure, for the failures that came with it
 _LONGEST_OUTPUT = 20_000_000  # bytes that one rank may print
@@ -171,11 +172,14 @@ class _Watch:
     def _stuck(self):
         if self.read_records():
             self._moved = time.monotonic()
-        if time.monotonic() - self._moved < _QUIET_SECONDS:
+        quiet = time.monotonic() - self._moved
+        if quiet < _QUIET_SECONDS:
             return False
-        waiting = [record.waiting_in() is not None or record.returned for record in self.records]
-        return all(waiting) and (deadlock(self.records) is not None
-                                 or any(difference.certain for difference in differences(self.records, finished=False)))
+        if deadlock(self.records, waits_unseen=quiet > _LONG_QUIET_SECONDS):
+            return True
+        halted = all(record.returned or record.waiting_in() or (record.open_calls() and quiet > _LONG_QUIET_SECONDS)
+                     for record in self.records)
+        return halted and any(difference.certain for difference in differences(self.records, finished=False))
 
     def _let_fellows_fail(self):
         until = time.monotonic() + _FELLOW_SECONDS

@@ -76,8 +76,12 @@ class Record:
 
     def waiting_in(self) -> Call | None:
         """The call that this rank waits for right now, if it does."""
-        waiting = [item for item in self._open.values() if isinstance(item, Call) and item.waited is not None]
+        waiting = [call for call in self.open_calls() if call.waited is not None]
         return waiting[-1] if waiting and not self.returned else None
+
+    def open_calls(self) -> list[Call]:
+        """The calls that have begun and not ended."""
+        return [item for item in self._open.values() if isinstance(item, Call)]
 
     def _take(self, event):
         kind, time, number = event.pop("event"), event.pop("time"), event.pop("n", None)

@@ -64,7 +64,7 @@ def judge(endings: list[Ending], records: list[Record], reason: str, limit_secon
     dead = [ending for ending in endings if ending.failed and ending.outcome is None]
     if dead:
         return _died(dead[0], endings, records)
-    if reason in ("deadlock", "failed") and (sentence := deadlock(records)):
+    if reason in ("deadlock", "failed") and (sentence := deadlock(records) or deadlock(records, waits_unseen=True)):
         return RankError(sentence, "deadlock")
     if any(ending.error for ending in endings):
         return _raised(min((e for e in endings if e.error), key=lambda e: e.outcome["time"]), endings)
@@ -72,7 +72,7 @@ def judge(endings: list[Ending], records: list[Record], reason: str, limit_secon
 
 
 def _is_consequence(error):
-    return not error["unpicklable"] and error["exit_code"] is None and bool(_CONSEQUENCE.search(error["message"]))
+    return not error["sentence"] and error["exit_code"] is None and bool(_CONSEQUENCE.search(error["message"]))
 
 
 def _from_a_call(record):
@@ -93,7 +93,7 @@ def _raised(first, endings):
     rank, error = min(same), next(ending.error for ending in endings if ending.rank == min(same))
     who = ranks_text(same).capitalize()
     message = _CPP_TRACE.sub("", error["message"])[:_LONGEST_MESSAGE].rstrip()
-    if error["unpicklable"]:
+    if error["sentence"]:
         text = message[:1].upper() + message[1:]
     elif error["exit_code"] is not None or error["type"] == "SystemExit":
         code = error["exit_code"]

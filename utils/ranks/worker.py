@@ -138,7 +138,21 @@ def _describe_error(error):
               for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)]
     kind = type(error)
     name = kind.__name__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__name__}"
-    return {"type": name, "message": str(error), "frames": frames,
+    return {"type": name, "message": _message(error), "frames": frames,
             "exit_code": error.code if isinstance(error, SystemExit) else None,
-            "unpicklable": isinstance(error, pickles.UnpicklableError),
+            "sentence": isinstance(error, pickles.UnpicklableError),  # its message is the whole verdict
             "traceback": "".join(traceback.format_exception(error))}
+
+
+def _message(error):
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be shown)"
+
+
+def refuse_to_start(files: Files, reason: OSError) -> None:
+    """Leave an outcome for a rank that never came to life."""
+    message = f"The system refuses another process ({reason.strerror}): use fewer ranks, or close other programs."
+    error = {"type": "OSError", "message": message, "frames": [], "exit_code": None, "sentence": True, "traceback": ""}
+    write_all(files.outcome, pickle.dumps({"error": error, "time": time.monotonic()}))
