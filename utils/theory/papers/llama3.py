@@ -50,11 +50,11 @@ def table_4():
             cells.append(within(f"{name}: TFLOP/s", row["TFLOPs"], predicted_tflops(row), relative=0.05))
         else:
             note = (
-                "two thirds of the operations are attention, and its rate was fitted without flash attention"
+                "most operations are attention, whose rate was fitted without flash attention"
             )
             cells.append(not_tested(f"{name}: TFLOP/s", row["TFLOPs"], note))
     rule = (
-        "products exact; MFU by interval from TFLOP/s rounded to 10; throughput ±5 % with nothing refitted and "
+        "products exact; MFU by interval from TFLOP/s rounded to 10; throughput ±5 %, nothing refitted and "
         "v = 8, which the paper does not print. Version 1 prints DP = 4 in the last row"
     )
     return Table("Llama 3", "table 4", rule, tuple(cells))
