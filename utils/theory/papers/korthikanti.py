@@ -116,7 +116,8 @@ def refit():
         errors = [step_time(*run[2:6], rates).seconds / float(run[6]) - 1 for run in layouts]
         return np.mean(np.square(errors))
 
-    return replace(RATES, matmul_efficiency=min(np.arange(0.60, 0.90, 0.005), key=mean_squared_error))
+    best = min(np.arange(0.60, 0.90, 0.005).tolist(), key=mean_squared_error)
+    return replace(RATES, matmul_efficiency=best)
 
 
 def table_5():

@@ -49,9 +49,7 @@ def table_4():
         if row["CP"] == "1":
             cells.append(within(f"{name}: TFLOP/s", row["TFLOPs"], predicted_tflops(row), relative=0.05))
         else:
-            note = (
-                "most operations are attention, whose rate was fitted without flash attention"
-            )
+            note = "most operations are attention, whose rate was fitted without flash attention"
             cells.append(not_tested(f"{name}: TFLOP/s", row["TFLOPs"], note))
     rule = (
         "products exact; MFU by interval from TFLOP/s rounded to 10; throughput ±5 %, nothing refitted and "

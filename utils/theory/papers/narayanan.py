@@ -91,7 +91,9 @@ def fit(runs, matmul=None, attention=None):
     attention = np.arange(0.10, 0.90, 0.005) if attention is None else np.atleast_1d(attention)
     errors = _errors(runs, matmul, attention)
     best = np.unravel_index(np.abs(errors).mean(axis=0).argmin(), errors.shape[1:])
-    return replace(RATES, matmul_efficiency=matmul[best[0]], attention_efficiency=attention[best[1]])
+    return replace(
+        RATES, matmul_efficiency=float(matmul[best[0]]), attention_efficiency=float(attention[best[1]])
+    )
 
 
 def fit_table_1():
