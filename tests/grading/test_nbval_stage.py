@@ -4,9 +4,10 @@ import time
 
 import psutil
 import pytest
+from nbformat import v4
 
 from utils.grading.graft import graft
-from utils.grading.nbval_stage import run_nbval
+from utils.grading.nbval_stage import judged_part, run_nbval
 from utils.grading.notebook import dumps
 from utils.grading.release import lab_notebook
 
@@ -223,3 +224,10 @@ def test_the_environment_cannot_steer_pytest(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTEST_ADDOPTS", "--collect-only")
     monkeypatch.setenv("PYTEST_PLUGINS", "nowhere")
     assert run(tmp_path).passed("q1-check")
+
+
+def test_what_follows_the_last_check_is_not_run():
+    lab = handed_in()
+    lab.cells.append(v4.new_code_cell("import time; time.sleep(99)"))
+    part = judged_part(lab)
+    assert part.cells[-1].id == "q2-check" and len(part.cells) == len(lab.cells) - 1

@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 from utils.grading.errors import GradingError
 from utils.grading.graft import Report, graft
 from utils.grading.kernel import RUNNING_VARIABLE
-from utils.grading.nbval_stage import CellResult, NbvalRun, run_nbval
+from utils.grading.nbval_stage import CellResult, NbvalRun, judged_part, run_nbval
 from utils.grading.notebook import digest, dumps, grade_id, is_answer, is_check, plain, read
 from utils.grading.questions import Question, questions
 
@@ -56,7 +56,7 @@ def check_lab(
         raise GradingError(f"{path}: {' '.join(report.notes)}")
     if not known and not any(answer.source for answer in report.answers.values()):
         raise GradingError(f"{path}: no answer cells were found. Is this the lab?")
-    ran = run_nbval(grafted, root)
+    ran = run_nbval(judged_part(grafted), root)
     return [_judge(question, report, ran) for question in questions(pristine)]
 
 

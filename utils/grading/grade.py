@@ -15,6 +15,7 @@ from utils.grading.nbval_stage import (
     TOTAL_TIMEOUT_SECONDS,
     CellResult,
     NbvalRun,
+    judged_part,
     run_nbval,
 )
 from utils.grading.notebook import digest, dumps, is_answer
@@ -99,7 +100,7 @@ def grade_submission(assignment: Assignment, data: bytes) -> Grade:
     grafted, report = graft(assignment.lab, data, extra_cells=assignment.extra_cells)
     if report.status not in ("ok", "blank"):
         return no_grade(assignment.lab, report.status, report.notes, report.flags)
-    ran, grafted = _run_with_second_chances(assignment, grafted)
+    ran, grafted = _run_with_second_chances(assignment, judged_part(grafted))
     asked = questions(assignment.lab)
     passed = tuple(question.name for question in asked if ran.passed(question.check))
     verified = assignment.verify(grafted, passed) if assignment.verify and passed else {}

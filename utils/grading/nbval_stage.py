@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ from nbformat import NotebookNode
 
 from utils.grading import nbval_guard, processes
 from utils.grading.kernel import environment
-from utils.grading.notebook import dumps
+from utils.grading.notebook import dumps, is_check
 from utils.grading.sandbox import Sandbox
 
 CELL_TIMEOUT_SECONDS = 60.0
@@ -87,6 +88,16 @@ def run_nbval(
     wanted = {cell.id for cell in lab.cells if cell.cell_type == "code"}
     status = "timeout" if finished.timed_out else "ok" if wanted <= set(cells) else "crashed"
     return NbvalRun(cells, status, finished.left_behind + left_behind, finished.seconds, finished.output)
+
+
+def judged_part(lab: NotebookNode) -> NotebookNode:
+    """Return ``lab`` up to its last check: what comes after it cannot change a verdict, and takes time."""
+    last = max(
+        (number for number, cell in enumerate(lab.cells) if is_check(cell)), default=len(lab.cells) - 1
+    )
+    part = copy.copy(lab)
+    part.cells = lab.cells[: last + 1]
+    return part
 
 
 def _read_report(report: bytes) -> tuple[dict[str, CellResult], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import site
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -73,6 +74,8 @@ def choose(
         )
     hidden = (Path.home(), root, Path(tempfile.gettempdir()), *hide)
     keep = (Path(sys.prefix), Path(sys.base_prefix), root / "utils", Path(__file__).parent)
+    if site.ENABLE_USER_SITE:
+        keep = (*keep, Path(site.getusersitepackages()))
     sandbox = Sandbox(
         level, tuple(str(p.resolve()) for p in hidden), tuple(str(p.resolve()) for p in keep), memory_bytes
     )
