@@ -7,6 +7,7 @@ The submissions are the solution and its known wrong answers. Both tools get the
 
 import argparse
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -64,14 +65,14 @@ def time_nbgrader(lab: str, submissions: Path, folder: Path) -> float:
         target = folder / "submitted" / path.stem / lab
         target.mkdir(parents=True)
         shutil.copy(path, target / f"{lab}.ipynb")
-    environment = {"PYTHONPATH": str(ROOT)}
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     nbgrader = [sys.executable, "-m", "nbgrader"]
     subprocess.run(
         [*nbgrader, "generate_assignment", lab],
         cwd=folder,
         check=True,
         capture_output=True,
-        env=_with(environment),
+        env=environment,
     )
     start = time.perf_counter()
     subprocess.run(
@@ -79,15 +80,9 @@ def time_nbgrader(lab: str, submissions: Path, folder: Path) -> float:
         cwd=folder,
         check=False,
         capture_output=True,
-        env=_with(environment),
+        env=environment,
     )
     return time.perf_counter() - start
-
-
-def _with(more: dict[str, str]) -> dict[str, str]:
-    import os
-
-    return dict(os.environ) | more
 
 
 def main() -> None:

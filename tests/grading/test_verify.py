@@ -1,5 +1,6 @@
 """The verify stage: calls over plain data, and ranks whose messages are routed and counted."""
 
+import doctest
 import os
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 from utils.grading import box, sandbox
+from utils.grading import student as student_module
 from utils.grading.messages import Call, StudentError, combine
 from utils.grading.student import Server, Student
 from utils.grading.verify import Verifier, cases_from_checks, verifier_of
@@ -164,6 +166,11 @@ def json_bomb(x):
 
 def adds(a, b):
     return a + b
+
+def adds_what_it_finds(tensor):
+    import sys
+    given = sys._getframe(1).f_locals["given"]["arrays"]
+    tensor.copy_(torch.from_numpy(sum(given)))
 '''
 
 
@@ -390,6 +397,18 @@ def test_the_labs_own_checks_run_behind_the_wall(server):
     ]
     verifier._verify("q1", student)
     assert Checks.seeds[0] == Checks.seeds[1]
+
+
+def test_a_rank_does_not_hold_the_inputs_of_others(student):
+    pytest.importorskip("utils.checks.probes.all_reduce")
+    arrays = [np.arange(4.0), np.arange(4.0)]
+    inputs = {
+        "probe": "all_reduce.in_place",
+        "world_size": 2,
+        "arguments": {"cases": [{"arrays": arrays, "transposed": False}]},
+    }
+    assert "TypeError" in student.probe(["adds_what_it_finds"], inputs)["error"]["message"]
+    assert doctest.testmod(student_module).failed == 0
 
 
 def test_a_lab_without_cases_has_no_verifier(tmp_path):

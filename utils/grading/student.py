@@ -32,6 +32,7 @@ from utils.grading.sandbox import Sandbox
 SERVER = Path(os.path.realpath(__file__)).with_name("student_process.py")
 CALL_SECONDS = 10.0
 START_SECONDS = 30.0
+PER_RANK = ("arrays", "states")
 
 
 @dataclass(frozen=True)
@@ -165,10 +166,9 @@ class Student:
         """Do what the ``call`` of :mod:`utils.checks.boundary` does, behind the wall: same inputs, same outputs."""
         world_size = int(inputs["world_size"])
         request = {"functions": functions, "probe": str(inputs["probe"]), "tensors": False}
+        arguments = [own_part(inputs["arguments"], rank, world_size) for rank in range(world_size)]
         try:
-            run = self._run(
-                request, [inputs["arguments"]] * world_size, CALL_SECONDS, world_size, COLLECTIVES
-            )
+            run = self._run(request, arguments, CALL_SECONDS, world_size, COLLECTIVES)
         except StudentError as error:
             return {
                 "error": {"kind": error.kind, "message": str(error), "rank": error.rank},
@@ -234,6 +234,27 @@ class Student:
             raise StudentError("your cells end the process or take too long when they are defined") from None
         if ready != {"op": "ready"}:
             raise StudentError("your cells sent something before they were called")
+
+
+def own_part(value: Any, rank: int, world_size: int) -> Any:
+    """Return ``value`` without what is meant for other ranks: entries of lists under the keys in ``PER_RANK``.
+
+    A rank that held the others' inputs could add them up by itself and send anything.
+
+    >>> own_part({"arrays": [1, 2], "n": [3, 4]}, 1, 2)
+    {'arrays': [None, 2], 'n': [3, 4]}
+    """
+    if isinstance(value, list):
+        return [own_part(item, rank, world_size) for item in value]
+    if not isinstance(value, dict):
+        return value
+    parts = {}
+    for key, inner in value.items():
+        if key in PER_RANK and isinstance(inner, list) and len(inner) == world_size:
+            parts[key] = [part if number == rank else None for number, part in enumerate(inner)]
+        else:
+            parts[key] = own_part(inner, rank, world_size)
+    return parts
 
 
 def boundary_calls(calls: Iterable[Call], marks: Iterable[Mark], world_size: int) -> list[dict]:
