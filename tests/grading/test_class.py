@@ -328,14 +328,22 @@ def test_a_change_while_grading_is_noticed(small, monkeypatch):
 
 def test_an_interrupt_keeps_what_is_done(small, monkeypatch):
     root, lab, folder = small
-    monkeypatch.setattr("utils.grading.batch.as_completed", _interrupting)
-    assert grade(root, lab, folder, root / "out", "--nbval-only") == 130
+    for name in ("cal", "dan", "eva", "fay"):
+        (folder / f"{name}.ipynb").write_bytes(corpus.answers())
+    with monkeypatch.context() as patch:
+        patch.setattr("utils.grading.batch.as_completed", _interrupting)
+        assert grade(root, lab, folder, root / "out", "--nbval-only") == 130
     assert json.loads((root / "out" / "results.json").read_text())["interrupted"] is True
-    assert len(table(root / "out")) == 1
+    rows = table(root / "out")
+    assert "ann" in rows and len(rows) < 6 and {row["score"] for row in rows.values()} == {"5"}
+    assert grade(root, lab, folder, root / "out", "--nbval-only") == 0 and len(table(root / "out")) == 6
 
 
 def _interrupting(futures):
-    yield next(iter(futures))
+    """Stands for ``as_completed``: the first result comes, then the interrupt."""
+    first = next(iter(futures))
+    first.result()
+    yield first
     raise KeyboardInterrupt
 
 

@@ -78,8 +78,8 @@ def grade_all(
             waiting.append((one, key))
     pool = ThreadPoolExecutor(max_workers=jobs)
     start = time.monotonic()
+    futures = {pool.submit(_timed, assignment, one.data): (one.student, key) for one, key in waiting}
     try:
-        futures = {pool.submit(_timed, assignment, one.data): (one.student, key) for one, key in waiting}
         for number, future in enumerate(as_completed(futures), start=1):
             student, key = futures[future]
             done[student] = (key, *future.result())
@@ -92,7 +92,11 @@ def grade_all(
                     flush=True,
                 )
     except KeyboardInterrupt:
+        print("\nfinishing what is being graded; interrupt again to stop at once", file=sys.stderr)
         pool.shutdown(wait=True, cancel_futures=True)
+        for future, (student, key) in futures.items():
+            if not future.cancelled() and student not in done:
+                done[student] = (key, *future.result())
         return done, True
     finally:
         if progress and waiting:
