@@ -97,7 +97,8 @@ def level() -> tuple[str, str]:
     ):
         with open(os.path.join(secret, "key"), "w") as file:
             file.write("secret")
-        description = spec(work, hide=[secret, os.path.expanduser("~")], keep=[sys.prefix, sys.base_prefix])
+        hide = [secret, tempfile.gettempdir(), os.path.expanduser("~")]
+        description = spec(work, hide=hide, keep=[sys.prefix, sys.base_prefix])
         try:
             ran = subprocess.run(
                 command(description, [sys.executable, "-I", "-S", "-c", _PROBE, secret]),
@@ -119,7 +120,7 @@ _PROBE = """
 import os, socket, sys
 secret = sys.argv[1]
 problems = []
-if os.listdir(secret): problems.append('a hidden folder is visible')
+if os.path.exists(os.path.join(secret, 'key')): problems.append('a hidden folder is visible')
 for place in ('/', os.path.dirname(sys.executable), secret):
     try:
         open(os.path.join(place, '.course-probe'), 'w'); problems.append(place + ' can be written')

@@ -63,22 +63,38 @@ class Server:
         self._folder = tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True)
 
     def worker(self) -> Worker:
-        """Start a worker and return it."""
+        """Start a worker and return it; a server that was killed is started again.
+
+        Raises ``GradingError`` if that does not help.
+        """
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            own, other = socket.socketpair()
-            try:
-                socket.send_fds(self._socket, [self._description().encode()], [other.fileno()])
-            finally:
-                other.close()
+            for _ in range(2):
+                if self._process is None or self._process.poll() is not None:
+                    self._start()
+                with contextlib.suppress(Closed, OSError):
+                    return self._ask()
+                self._process.kill()
+                self._process.wait()
+        raise GradingError("the verify stage's server ends again and again. Is there enough memory?")
+
+    def _ask(self) -> Worker:
+        own, other = socket.socketpair()
+        try:
+            socket.send_fds(self._socket, [self._description().encode()], [other.fileno()])
             pid = plain_data.receive(self._socket, time.monotonic() + START_SECONDS)["pid"]
+        except BaseException:
+            own.close()
+            raise
+        finally:
+            other.close()
         try:
             return Worker(own, psutil.Process(pid))
         except psutil.NoSuchProcess:
             return Worker(own, None)
 
     def _start(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         env = environment(Path(self._folder.name), self._root) | {
             "OMP_NUM_THREADS": "1",
