@@ -37,7 +37,6 @@ except ImportError as error:
                       "a clone of the course with 'make lab', or install the course; restart the kernel.") from None'''
 
 LARGEST_BYTES = 1_500_000
-LARGEST_WIDGET_STATE = 200_000
 LONGEST_CELL = 45            # lines of a code cell in a lesson
 CELL_SECONDS = 300
 _KEPT_METADATA = ("tags", "nbgrader", "course", "deletable", "editable", "jupyter")
@@ -69,13 +68,12 @@ def execute(path: Path, cell_seconds: float = CELL_SECONDS) -> bool:
 
 def normalise(notebook: NotebookNode) -> NotebookNode:
     """Reduce a notebook to what an author wrote and what its cells gave: no times, no editor's settings, fixed ids."""
-    widgets = notebook.metadata.get("widgets")
+    from utils.widgets.frame import without_live_views
+    without_live_views(notebook)
     course = notebook.metadata.get("course")
     notebook.metadata = NotebookNode({"kernelspec": KERNELSPEC, "language_info": {"name": "python"}})
     if course:
         notebook.metadata["course"] = course
-    if widgets and len(str(widgets)) <= LARGEST_WIDGET_STATE:
-        notebook.metadata["widgets"] = widgets
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     used = {}
     for cell in notebook.cells:
@@ -91,12 +89,10 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
 
 
 def _with_fixed_model_ids(notebook):
-    """Number the widgets' random ids in the order in which they occur."""
+    """Number the random ids of widgets without a static form in the order in which they occur."""
     import nbformat
     text = nbformat.writes(notebook, version=nbformat.NO_CONVERT)
-    state = notebook.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state", {})
-    ids = dict.fromkeys([*_MODEL_ID.findall(text), *state])
-    for number, old in enumerate(ids):
+    for number, old in enumerate(dict.fromkeys(_MODEL_ID.findall(text))):
         text = text.replace(old, f"{number:032x}")
     return nbformat.reads(text, as_version=nbformat.NO_CONVERT)
 

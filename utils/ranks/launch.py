@@ -182,9 +182,14 @@ class _Watch:
         return halted and any(difference.certain for difference in differences(self.records, finished=False))
 
     def _let_fellows_fail(self):
-        until = time.monotonic() + _FELLOW_SECONDS
+        """Others may be about to fail in the same way; on a busy machine some may not even have started."""
+        until, latest = time.monotonic() + _FELLOW_SECONDS, time.monotonic() + _LONG_QUIET_SECONDS
         while time.monotonic() < until and len(self.exit_codes) < len(self.files):
             self.exit_codes.update(self.processes.wait(0.05))
+            self.read_records()
+            starting = [record.rank for record in self.records if record.begun is None and record.rank not in self.exit_codes]
+            if starting and time.monotonic() < latest:
+                until = time.monotonic() + _FELLOW_SECONDS
 
     def _ask_for_stacks(self):
         self.processes.signal(signal.SIGUSR1)
