@@ -52,6 +52,10 @@ def spec(
         folder_bytes: size of the work folder and of each file.
         processes: how many processes there may be.
     """
+    if (
+        os.geteuid() == 0
+    ):  # the box then runs as nobody, who cannot pass private folders: they become empty ones
+        hide = [*hide, *filter(None, map(_private_ancestor, [folder, *hide, *keep]))]
     hidden = _outermost(hide)
     kept = [path for path in _outermost(keep) if any(path.startswith(outer + os.sep) for outer in hidden)]
     return json.dumps(
@@ -64,6 +68,13 @@ def spec(
             "processes": processes,
         }
     )
+
+
+def _private_ancestor(path: str) -> str | None:
+    """Return the outermost folder on the way to ``path`` that others may not pass, or ``None``."""
+    parts = os.path.realpath(path).split(os.sep)
+    ways = (os.sep.join(parts[:length]) for length in range(2, len(parts) + 1))
+    return next((way for way in ways if os.path.isdir(way) and not os.stat(way).st_mode & 0o001), None)
 
 
 def _outermost(paths: list[str]) -> list[str]:
