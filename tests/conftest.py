@@ -1,22 +1,23 @@
 """What all tests share: a folder for temporary files per worker, and no time limits for random examples."""
 import os
+import shutil
 import tempfile
 
 from hypothesis import settings
 
+settings.register_profile("course", deadline=None)
+settings.load_profile("course")
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+
 
 def pytest_configure(config):
     # Tests look whether their code leaves temporary files behind; with several workers each looks at its own.
-    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-        os.environ["TMPDIR"] = tempfile.mkdtemp(prefix=f"{worker}-")
-        tempfile.tempdir = None
+    if WORKER:
+        folder = tempfile.mkdtemp(prefix=f"{WORKER}-")
+        os.chmod(folder, 0o755)  # as /tmp itself: the box around a student's code must get through
+        os.environ["TMPDIR"], tempfile.tempdir = folder, None
 
 
 def pytest_unconfigure(config):
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        import shutil
+    if WORKER:
         shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
-
-
-settings.register_profile("course", deadline=None)
-settings.load_profile("course")
