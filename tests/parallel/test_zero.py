@@ -1,0 +1,456 @@
+"""ZeRO stages 1 to 3 on real ranks: the result of one process, the bytes and the elements that theory counts."""
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.utils.checkpoint
+from torch import nn
+
+from utils.parallel import zero_shards
+from utils.parallel.collectives import ring_reduce_scatter
+from utils.parallel.data import average_gradients, shard_batch, share_of_batch
+from utils.parallel.zero import Zero1, Zero2, Zero3
+from utils.parallel.zero_shards import Adam, PeakBytes, alive_bytes, state_bytes
+from utils.ranks import launch
+from utils.theory.collectives import all_gather_elements_sent, reduce_scatter_elements_sent
+from utils.theory.memory import training_state
+from utils.theory.ring import chunk_sizes
+from utils.theory.traffic import zero_elements_per_step
+
+STEPS = 10
+# Adam divides a gradient by its own size, so that an update's error is lr times the gradient's relative error:
+# 1e-16 for one that is no sum of cancelling terms, 1e-13 for one that has lost three digits. Ten steps of lr 0.01.
+CLOSE = dict(rtol=0, atol=1e-13)
+ADAM = dict(lr=0.01, weight_decay=0.1)
+STAGES = {
+    "1": Zero1,
+    "2": Zero2,
+    "3": Zero3,
+    "3 kept": functools.partial(Zero3, reshard_after_forward=False),
+    "3 prefetch": functools.partial(Zero3, prefetch=True),
+}
+SENT_AS = {"1": 1, "2": 2, "3": 3, "3 kept": 2, "3 prefetch": 3}
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(5), nn.Linear(5, 7), nn.Linear(7, 5)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Nasty(nn.Module):
+    """An embedding tied to the head, a frozen part in a trainable layer, a parameter that nobody uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 5), nn.Linear(5, 11, bias=False)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.unused = nn.Linear(2, 1)
+        self.head.weight = self.embed.weight
+        self.layers[1].up.requires_grad_(False)
+        self.recompute = None
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            if layer is self.recompute:
+                x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+            else:
+                x = layer(x)
+        return self.head(x)
+
+
+def nasty(dtype=torch.float64):
+    torch.manual_seed(0)
+    return Nasty().to(dtype)
+
+
+def batch(step, size=12):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(11, (size,), generator=generator), torch.randint(11, (size,), generator=generator)
+
+
+def loss_of(model, x, y):
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def state(model):
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def whole_state(zero):
+    if not isinstance(zero, Zero3):
+        return state(zero.model)
+    with zero.gathered() as model:
+        return state(model)
+
+
+def train(zero, sizes=(12,) * STEPS):
+    for step, size in enumerate(sizes):
+        x, y = (shard_batch(part) for part in batch(step, size))
+        zero.backward(loss_of(zero, x, y), share_of_batch(len(x), size))
+        zero.step()
+
+
+def one_process(make_optimizer, sizes=(12,) * STEPS):
+    model = nasty()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = make_optimizer(parameters)
+    for step, size in enumerate(sizes):
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)  # so that decay reaches what is unused
+        loss_of(model, *batch(step, size)).backward()
+        optimizer.step()
+    return state(model)
+
+
+def differences(actual, expected):
+    return max((actual[name] - expected[name]).abs().max().item() for name in expected)
+
+
+def groups(model, stage):
+    """The (trainable, frozen) parameters that are flattened together, written down by hand."""
+    parameters = list(model.parameters())
+    own = [[*model.embed.parameters(), *model.unused.parameters()], *(list(layer.parameters()) for layer in model.layers)]
+    return [parameters] if stage == "1" else own
+
+
+def elements(model, stage):
+    return [
+        [sum(p.numel() for p in group if p.requires_grad == wanted) for group in groups(model, stage)]
+        for wanted in (True, False)
+    ]
+
+
+# Ten steps
+
+
+def mixed_one_process(world_size, stage, steps):
+    """Mixed precision in one process: each rank's bf16 gradient in turn, added in the order of the ring."""
+    model = nasty(torch.bfloat16)
+    flats = [[p for p in group if p.requires_grad] for group in groups(model, stage)]
+    masters = [torch.cat([p.detach().reshape(-1) for p in flat]).float() for flat in flats]
+    optimizer = torch.optim.AdamW(masters, **ADAM)
+    for step in range(steps):
+        gradients = []  # of each rank, of each flat
+        for rank in range(world_size):
+            model.zero_grad()
+            x, y = (part.tensor_split(world_size)[rank] for part in batch(step))
+            (loss_of(model, x, y) * (len(x) / 12)).backward()
+            gradients.append(
+                [
+                    torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in flat])
+                    for flat in flats
+                ]
+            )
+        for number, master in enumerate(masters):
+            chunks = [gradients[rank][number].tensor_split(world_size) for rank in range(world_size)]
+            total = []
+            for chunk in range(world_size):
+                first, *others = [(chunk + step) % world_size for step in range(world_size)]
+                total.append(sum((chunks[rank][chunk] for rank in others), chunks[first][chunk]))
+            master.grad = torch.cat(total).float()
+        optimizer.step()
+        for flat, master in zip(flats, masters):
+            for p, part in zip(flat, master.split([p.numel() for p in flat])):
+                p.data.copy_(part.view(p.shape))
+    return state(model)
+
+
+OPTIMIZERS = {
+    "adam": functools.partial(Adam, **ADAM),
+    "torch": functools.partial(torch.optim.AdamW, **ADAM),
+    "sgd": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),  # sees a wrong scale, which Adam hides
+}
+# The world sizes share the combinations; unequal parts need the weights that SGD sees.
+COMBINATIONS = {
+    2: [(stage, "torch") for stage in STAGES] + [("1", "mixed"), ("3 prefetch", "mixed")],
+    3: [(stage, "sgd") for stage in "123"] + [("2", "mixed")],
+    4: [("1", "adam"), ("2", "adam"), ("3 prefetch", "adam"), ("3", "mixed")],
+}
+
+
+def ten_steps(combinations):
+    torch.set_num_threads(1)  # LayerNorm's backward pass adds up by threads
+    finals, alone = {}, {}
+    for stage, name in combinations:
+        if name == "mixed":
+            zero = STAGES[stage](nasty(torch.bfloat16), OPTIMIZERS["torch"])
+            train(zero)
+            alone[stage] = mixed_one_process(dist.get_world_size(), stage, STEPS) if dist.get_rank() == 0 else None
+        else:
+            zero = STAGES[stage](nasty(), OPTIMIZERS[name])
+            train(zero, (10,) * STEPS)
+        finals[stage, name] = whole_state(zero)
+    return finals, alone
+
+
+@pytest.mark.parametrize("world_size", COMBINATIONS)
+def test_ten_steps_equal_one_process(world_size):
+    """Ten samples are unequal parts on 3 and 4 ranks; mixed precision is bitwise what one process computes."""
+    run = launch(ten_steps, COMBINATIONS[world_size], world_size=world_size)
+    finals, alone = run.results[0]
+    for (stage, name), final in finals.items():
+        for replica, _ in run.results[1:]:
+            assert differences(replica[stage, name], final) == 0
+        if name == "mixed":
+            assert differences(final, alone[stage]) == 0, stage
+        else:
+            assert differences(final, one_process(OPTIMIZERS[name], (10,) * STEPS)) <= CLOSE["atol"], (stage, name)
+
+
+# Bytes and elements
+
+
+def bytes_and_elements(stages):
+    counted = {}
+    for stage in stages:
+        before = alive_bytes()
+        zero = STAGES[stage](nasty(torch.bfloat16), Adam)
+        train(zero, [12])
+        resting, alive = state_bytes(zero), alive_bytes() - before
+        x, y = (shard_batch(part) for part in batch(0))
+        dist.barrier()
+        zero.backward(loss_of(zero, x, y))
+        zero.step()
+        dist.barrier()
+        zero.backward(loss_of(zero, x, y) / 2)
+        zero.backward(loss_of(zero, x, y) / 2)
+        zero.step()
+        dist.barrier()
+        with PeakBytes(zero) as peak:
+            zero.backward(loss_of(zero, x, y))
+        counted[stage] = resting, alive, peak.most
+        del zero, peak
+    return counted
+
+
+def sent_between_barriers(record):
+    stretches = [0]
+    for call in record.calls:
+        if call.op == "barrier":
+            stretches.append(0)
+        elif call.op == "send":
+            stretches[-1] += call.elements
+    return stretches
+
+
+@pytest.mark.parametrize("world_size, stages", [(2, list(STAGES)), (3, ["1", "2", "3"]), (4, ["1", "2", "3 prefetch"])])
+def test_bytes_and_elements(world_size, stages):
+    run = launch(bytes_and_elements, stages, world_size=world_size)
+    model = nasty()
+    trainable, frozen = (sum(part) for part in elements(model, "1"))
+    for number, stage in enumerate(stages):
+        psi, ice = elements(model, stage)
+        largest = max(p.numel() for p in model.parameters())
+        number_of_stage = int(stage[0])
+        for rank in range(world_size):
+            own = sum(chunk_sizes(n, world_size)[(rank + 1) % world_size] for n in psi)
+            own_frozen = sum(chunk_sizes(n, world_size)[(rank + 1) % world_size] for n in ice)
+            resting, alive, peak = run.results[rank][stage]
+            assert resting.optimizer == 12 * own
+            assert resting.gradients == 2 * (trainable if stage == "1" else own)
+            assert resting.parameters == 2 * (own + own_frozen if stage[0] == "3" else trainable + frozen)
+            # Nothing else is alive than a NaN for each freed flat
+            assert 0 <= alive - resting.total_bytes <= 2 * 2 * len(psi), (stage, alive, resting)
+
+            if stage == "1":
+                assert peak.gradients == resting.gradients
+            else:  # the model's own block is whole all the time, and one layer's with it
+                assert peak.gradients <= resting.gradients + 2 * (psi[0] + max(psi[1:]) + largest)
+            if stage[0] == "3":
+                layers = [a + b for a, b in zip(psi, ice)][1:]
+                at_once = {"3": 1, "3 prefetch": 2, "3 kept": 3}[stage]
+                assert peak.parameters == resting.parameters + 2 * (psi[0] + sum(layers[:at_once])), stage
+            else:
+                assert peak.parameters == resting.parameters
+
+            reduce = sum(reduce_scatter_elements_sent("ring", n, world_size)[rank] for n in psi)
+            ring = sum(all_gather_elements_sent("ring", n, world_size)[rank] for n in psi)
+            gather = (world_size - 1) * (own + own_frozen)
+            once, twice = {
+                "1": (reduce + ring, reduce + ring),
+                "2": (reduce + ring, 2 * reduce + ring),
+                "3 kept": (gather + reduce, 2 * (gather + reduce)),
+            }.get(stage, (2 * gather + reduce, 2 * (2 * gather + reduce)))
+            stretches = sent_between_barriers(run.records[rank])
+            assert stretches[3 * number + 1] == once, stage
+            assert stretches[3 * number + 2] == twice, stage
+
+        total = sum(sent_between_barriers(record)[3 * number + 1] for record in run.records)
+        ice_total = (SENT_AS[stage] - 1) * frozen * (world_size - 1) if stage[0] == "3" else 0
+        assert total == round(world_size * zero_elements_per_step(trainable, SENT_AS[stage], world_size)) + ice_total
+        predicted = training_state(trainable, "mixed adam", number_of_stage, world_size)
+        mean = sum(run.results[rank][stage][0].total_bytes for rank in range(world_size)) / world_size
+        assert mean == pytest.approx(predicted.total_bytes + 2 * frozen / (world_size if stage[0] == "3" else 1))
+
+
+def test_gloos_reduce_scatter_costs_an_all_reduce_on_the_wire():
+    elements = 400_000
+
+    def worker(by_hand):
+        gradients = torch.ones(elements)
+        if by_hand:
+            ring_reduce_scatter(gradients)
+        else:
+            dist.reduce_scatter(torch.empty(elements // 4), list(gradients.tensor_split(4)))
+        dist.barrier()
+
+    for by_hand, shares in [(True, 3 / 4), (False, 2 * 3 / 4)]:
+        run = launch(worker, by_hand, world_size=4)
+        assert set(run.sent_bytes()) == {4 * elements * 3 / 4}
+        wire = run.wire()
+        if wire.isna().any(axis=None):
+            pytest.skip("Only Linux counts the bytes on the wire.")
+        assert wire.sum(axis=1).tolist() == pytest.approx([4 * elements * shares] * 4, rel=0.02)
+
+
+# The production forms
+
+
+def production():
+    """Ten steps by PyTorch's own ZeRO, and by ours from the same start."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    torch.set_num_threads(1)
+    finals = {}
+
+    def steps_of(model, optimizer, average=False):
+        for step in range(STEPS):
+            x, y = (shard_batch(part) for part in batch(step))
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            if average:
+                average_gradients(model)
+            optimizer.step()
+
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    for name, options in {
+        "reshard": dict(reshard_after_forward=True),
+        "keep": dict(reshard_after_forward=False),
+        "offload": dict(offload_policy=CPUOffloadPolicy(pin_memory=False)),
+        "mixed": dict(mp_policy=bf16),
+    }.items():
+        # FSDP keeps fp32 and casts it: begin with weights that bf16 holds exactly
+        model = nasty(torch.bfloat16).float() if name == "mixed" else nasty()
+        del model.unused  # it would have no gradient there, and zeros here
+        for layer in model.layers:
+            fully_shard(layer, **options)
+        fully_shard(model, **options)
+        steps_of(model, torch.optim.AdamW(model.parameters(), **ADAM))
+        finals[name] = {key: tensor.full_tensor().detach() for key, tensor in model.state_dict().items()}
+
+    model = nasty()
+    del model.unused
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, **ADAM)
+    steps_of(model, optimizer, average=True)
+    finals["redundancy"] = state(model)
+
+    for stage in "123":
+        model = nasty()
+        del model.unused
+        zero = STAGES[stage](model, OPTIMIZERS["torch"])
+        train(zero)
+        finals[stage] = whole_state(zero)
+    model = nasty(torch.bfloat16)
+    del model.unused
+    zero = Zero3(model, OPTIMIZERS["torch"])
+    train(zero)
+    finals["our mixed"] = whole_state(zero)
+    return finals
+
+
+def test_equal_to_fully_shard_and_zero_redundancy_optimizer():
+    finals = launch(production, world_size=2).results[0]
+    for stage, theirs in [("3", "reshard"), ("3", "keep"), ("3", "offload"), ("2", "keep"), ("1", "redundancy")]:
+        assert differences(finals[stage], finals[theirs]) <= CLOSE["atol"], (stage, theirs)
+    theirs = {name: tensor.bfloat16() for name, tensor in finals["mixed"].items()}
+    assert differences(finals["our mixed"], theirs) == 0
+
+
+# Everything else a stage promises
+
+
+def edge_cases():
+    zero = Zero3(nasty(), prefetch=True)
+    weight = zero.model.layers[0].down.weight
+    freed = weight.shape == (5, 7) and bool(weight.isnan().all())
+    with torch.no_grad():
+        evaluated = zero(batch(0)[0])
+    freed = freed and bool(weight.isnan().all())
+
+    def recompute_inside(layer):
+        plain = layer.forward
+        layer.forward = lambda x: torch.utils.checkpoint.checkpoint(plain, x, use_reentrant=False)
+
+    model = nasty()
+    model.recompute = model.layers[0]  # one called through checkpoint, one that calls it
+    recompute_inside(model.layers[1])
+    recomputed = Zero3(model, OPTIMIZERS["torch"], blocks=model.layers)
+    train(recomputed, [12, 1])  # one rank has no samples in the second
+    return freed, evaluated, whole_state(recomputed)
+
+
+def test_freed_weights_are_nan_and_recomputation_works():
+    freed, evaluated, recomputed = launch(edge_cases, world_size=2).results[1]
+    assert freed
+    assert torch.equal(evaluated, nasty()(batch(0)[0]))
+    assert differences(recomputed, one_process(OPTIMIZERS["torch"], [12, 1])) <= CLOSE["atol"]
+
+
+# Mutants: each check can fail
+
+
+def mutants():
+    """Each classical mistake, and the number by which its check sees it."""
+    seen = {}
+    makers = {stage: functools.partial(STAGES[stage], optimizer=OPTIMIZERS["sgd"]) for stage in "123"}
+
+    zero = makers["2"](nasty())
+    for step in range(2):
+        x, y = (shard_batch(part) for part in batch(step))
+        zero.backward(loss_of(zero, x, y), 1 / 4)
+        zero.step()
+    seen["averaged twice"] = whole_state(zero)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("utils.parallel.zero.ring_all_gather", lambda tensor, group=None: tensor)
+        zero = makers["1"](nasty())
+        train(zero, [12, 12])
+    seen["no all-gather"] = whole_state(zero)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zero_shards.Flat, "own_chunk", lambda self, flat: flat)
+        seen["state not sharded"] = state_bytes(Zero1(nasty(torch.bfloat16))).optimizer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zero_shards.Flat, "free", lambda self: None)
+        seen["never freed"] = state_bytes(Zero3(nasty(torch.bfloat16))).parameters
+
+    del zero
+    kept, free, before = [], zero_shards.Flat.free, alive_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zero_shards.Flat, "free", lambda self: (kept.append(self.weights), free(self)))
+        zero = Zero3(nasty(torch.bfloat16))
+    seen["kept elsewhere"] = alive_bytes() - before - state_bytes(zero).total_bytes
+    return seen
+
+
+def test_mutants_are_seen():
+    run = launch(mutants, world_size=2)
+    one, other = run.results
+    expected = one_process(OPTIMIZERS["sgd"], [12, 12])
+    parameters = sum(p.numel() for p in nasty().parameters())
+    trainable = sum(elements(nasty(), "1")[0])
+    assert differences(one["averaged twice"], expected) > 1e-3
+    assert differences(one["no all-gather"], other["no all-gather"]) > 1e-3
+    assert one["state not sharded"] == 12 * trainable
+    assert one["never freed"] >= 2 * parameters
+    assert one["kept elsewhere"] >= 2 * parameters

@@ -1,0 +1,312 @@
+"""The parts that the ZeRO stages are made of: parameters cut into shards, Adam on a shard, bytes that are alive.
+
+A `Flat` holds some parameters one after the other in one tensor, which `torch.tensor_split` cuts into N chunks
+of any length. Rank r owns chunk (r + 1) mod N, its *shard*: where `ring_reduce_scatter` leaves the sum.
+"""
+
+import gc
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Flat:
+    """Parameters of one dtype in one flat tensor, and this rank's shard of it.
+
+    weights    the whole flat tensor, of which the parameters are views; None while it is freed
+    shard      this rank's chunk: a view of `weights` until `keep_shard_only`, its own memory from then on
+    gradients  the whole flat gradient, or None
+    gradient   this rank's chunk of the summed gradient, or None
+    """
+
+    def __init__(self, parameters, group=None):
+        self.parameters, self.group = list(parameters), group
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.weights = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+        self.shard = self.own_chunk(self.weights)
+        self.gradients = self.gradient = None
+        self.arriving = []
+        self._show_whole()
+
+    def own_chunk(self, flat):
+        """This rank's chunk of a tensor that is as long as all the parameters together: a view."""
+        rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        return flat.tensor_split(world_size)[(rank + 1) % world_size]
+
+    def views(self, flat):
+        """Views of `flat`, one per parameter and in its shape."""
+        return [part.view(parameter.shape) for part, parameter in zip(flat.split(self.sizes), self.parameters)]
+
+    # Weights that are whole only while they are used
+
+    @property
+    def is_whole(self):
+        return self.weights is not None and not self.arriving
+
+    def keep_shard_only(self):
+        self.shard = self.shard.clone()
+        self.free()
+
+    def start_gather(self):
+        """Ask for the other ranks' shards and go on; `gather` waits for them."""
+        if self.weights is None:
+            self.weights = self.shard.new_empty(sum(self.sizes))
+            self.own_chunk(self.weights).copy_(self.shard)
+            self.arriving = start_all_gather(self.weights, self.group)
+
+    def gather(self):
+        """Make the parameters whole."""
+        if self.is_whole:
+            return
+        self.start_gather()
+        for work in self.arriving:
+            work.wait()
+        self.arriving = []
+        self._show_whole()
+
+    def free(self):
+        """Drop the whole weights; the parameters keep their shape and read as NaN."""
+        for work in self.arriving:
+            work.wait()
+        self.weights, self.arriving = None, []
+        nothing = torch.full((), math.nan, dtype=self.shard.dtype, device=self.shard.device)
+        for parameter in self.parameters:
+            parameter.data = nothing.expand(parameter.shape)
+
+    def _show_whole(self):
+        for parameter, view in zip(self.parameters, self.views(self.weights)):
+            parameter.data = view
+
+    # Gradients
+
+    def hold_all_gradients(self):
+        """Let backward add up in one flat tensor: every parameter's `grad` is a view of it."""
+        self.gradients = torch.zeros_like(self.weights)
+        self.gradient = self.own_chunk(self.gradients)
+        for parameter, view in zip(self.parameters, self.views(self.gradients)):
+            parameter.grad = view
+
+    def begin_gradients(self):
+        """The whole gradient, which is zeros at first."""
+        if self.gradients is None:
+            self.gradients = self.shard.new_zeros(sum(self.sizes))
+        return self.gradients
+
+    def take_gradient(self, parameter):
+        """Move `parameter.grad` into the whole gradient."""
+        position = next(n for n, other in enumerate(self.parameters) if other is parameter)
+        self.views(self.begin_gradients())[position].add_(parameter.grad)
+        parameter.grad = None
+
+
+def start_all_gather(flat, group=None):
+    """Post all sends and receives of an all-gather at once, and return what to wait for.
+
+    Rank r starts with chunk (r + 1) mod N, as in `ring_all_gather`, and sends it to every other rank: (N−1)Ψ/N
+    elements, the same as the ring. The ring takes N − 1 steps, and somebody must wait between them; this
+    way travels while the rank computes.
+    """
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = flat.tensor_split(world_size)
+    sends_and_receives = []
+    for step in range(1, world_size):
+        to_rank, from_rank = (rank + step) % world_size, (rank - step) % world_size
+        theirs = chunks[(from_rank + 1) % world_size]
+        sends_and_receives += [
+            dist.P2POp(dist.isend, chunks[(rank + 1) % world_size], group=group, group_peer=to_rank),
+            dist.P2POp(dist.irecv, theirs, group=group, group_peer=from_rank),
+        ]
+    return dist.batch_isend_irecv(sends_and_receives) if sends_and_receives else []
+
+
+# Which parameters belong together
+
+
+@dataclass(eq=False)
+class Block:
+    """A module whose weights are gathered and freed together."""
+
+    module: nn.Module
+    trainable: list[Flat] = field(default_factory=list)
+    frozen: list[Flat] = field(default_factory=list)
+
+    @property
+    def flats(self):
+        return self.trainable + self.frozen
+
+
+def make_blocks(model, modules=None, group=None, frozen=True):
+    """Cut a model into Blocks: the model itself first, with what is left over, and then the modules in order.
+
+    modules  the submodules that become blocks; if not given, the entries of the outermost `nn.ModuleList`s and
+             `nn.Sequential`s, or the model's children when there are none
+    frozen   put frozen parameters into flats of their own; otherwise they stay where they are
+
+    A parameter that several blocks share, such as an embedding tied to the output head, belongs to the model's
+    own block. Blocks without parameters are left out.
+    """
+    modules = _entries(model) or list(model.children()) if modules is None else list(modules)
+    owners = {}
+    for module in dict.fromkeys(modules):
+        for parameter in module.parameters():
+            owners.setdefault(parameter, []).append(module)
+    parts = {module: [] for module in [model, *modules]}
+    for parameter in model.parameters():
+        holders = owners.get(parameter, [])
+        parts[holders[0] if len(holders) == 1 else model].append(parameter)
+    return [
+        Block(
+            module,
+            make_flats((p for p in parameters if p.requires_grad), group),
+            make_flats((p for p in parameters if frozen and not p.requires_grad), group),
+        )
+        for module, parameters in parts.items()
+        if parameters
+    ]
+
+
+def make_flats(parameters, group=None):
+    """One Flat for each dtype and device among the parameters."""
+    alike = {}
+    for parameter in parameters:
+        alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    return [Flat(same, group) for same in alike.values()]
+
+
+def _entries(module):
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        return list(module)
+    return [entry for child in module.children() for entry in _entries(child)]
+
+
+# The optimizer, on shards only
+
+
+class Adam:
+    """Adam with decoupled weight decay, written out (Kingma and Ba 2015; Loshchilov and Hutter 2019, AdamW).
+
+    parameters  tensors of any shape; like torch's optimizers it reads their `grad` and writes to them. All
+                arithmetic is per element, so Adam on a shard is the shard of Adam.
+    """
+
+    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
+        self.steps = 0
+        self.state = {
+            parameter: {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+            for parameter in parameters
+        }
+
+    @torch.no_grad()
+    def step(self):
+        self.steps += 1
+        beta1, beta2 = self.betas
+        bias1, bias2 = 1 - beta1**self.steps, 1 - beta2**self.steps
+        for parameter, state in self.state.items():
+            momentum, variance = state["exp_avg"], state["exp_avg_sq"]
+            parameter.mul_(1 - self.lr * self.weight_decay)
+            momentum.lerp_(parameter.grad, 1 - beta1)
+            variance.mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
+            denominator = (variance.sqrt() / bias2**0.5).add_(self.eps)
+            parameter.addcdiv_(momentum, denominator, value=-self.lr / bias1)
+
+
+class ShardOptimizer:
+    """An optimizer that sees this rank's shards only, in fp32 when the weights are 16 bits wide.
+
+    make_optimizer  called with the list of shards, as `functools.partial(torch.optim.AdamW, lr=1e-3)` would be
+    """
+
+    def __init__(self, make_optimizer, flats):
+        self.flats = flats
+        self.masters = [
+            flat.shard.float() if flat.shard.dtype in (torch.bfloat16, torch.float16) else flat.shard.detach()
+            for flat in flats
+        ]
+        self.optimizer = make_optimizer(self.masters)
+
+    def step(self):
+        """Update the shards from the flats' `gradient`."""
+        for master, flat in zip(self.masters, self.flats):
+            master.grad = flat.gradient.to(master.dtype)
+        self.optimizer.step()
+        for master, flat in zip(self.masters, self.flats):
+            master.grad = None
+            flat.shard.copy_(master)
+
+
+# Bytes
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of the training state on this rank, by kind; the fields of `utils.theory.memory.TrainingState`."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+
+    @property
+    def total_bytes(self):
+        return self.parameters + self.gradients + self.optimizer
+
+
+def state_bytes(zero):
+    """Count the memory behind a stage's parameters, gradients and optimizer state that is allocated now.
+
+    zero  a `Zero1`, `Zero2` or `Zero3`; every stretch of memory counts once and whole, however many views it has
+    """
+    flats, shards = zero.flats, zero.optimizer
+    flat_parameters = {parameter for flat in flats for parameter in flat.parameters}
+    kinds = [
+        [t for flat in flats for t in (flat.weights, flat.shard)]
+        + [parameter for parameter in zero.model.parameters() if parameter not in flat_parameters],
+        [t for flat in flats for t in (flat.gradients, flat.gradient)]
+        + [t.grad for t in [*zero.model.parameters(), *shards.masters]],
+        [*shards.masters, *(t for state in shards.optimizer.state.values() for t in state.values())],
+    ]
+    seen = set()
+    return StateBytes(*(_new_bytes(tensors, seen) for tensors in kinds))
+
+
+def alive_bytes():
+    """Bytes of all tensors that Python can reach in this process, whoever holds them."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    with_gradients = [*tensors, *(tensor.grad for tensor in tensors if tensor.is_leaf)]
+    return _new_bytes(with_gradients, set())
+
+
+def _new_bytes(tensors, seen):
+    """Bytes of the tensors' storages that are not in `seen`, and add them there."""
+    storages = [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    new = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.data_ptr() not in seen}
+    seen.update(new)
+    return sum(new.values())
+
+
+class PeakBytes(TorchDispatchMode):
+    """Watch a stage's training state inside a `with` block: count it after every operation, keep the most.
+
+    >>> with PeakBytes(zero) as peak:         # doctest: +SKIP
+    ...     zero.backward(zero(x).sum())
+    >>> peak.most                             # doctest: +SKIP
+
+    most   StateBytes, each kind at its own peak
+    total  the most that all kinds took at the same moment
+    """
+
+    def __init__(self, zero):
+        super().__init__()
+        self.zero, self.most, self.total = zero, state_bytes(zero), state_bytes(zero).total_bytes
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        now = state_bytes(self.zero)
+        self.total = max(self.total, now.total_bytes)
+        self.most = StateBytes(*(max(getattr(self.most, kind), getattr(now, kind)) for kind in vars(now)))
+        return result
