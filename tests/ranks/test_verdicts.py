@@ -25,7 +25,7 @@ def place(fn, text):
     return f"rank_workers.py line {first + number}", lines[number].strip()
 
 
-def verdict(fn, *args, seconds=10, **options):
+def verdict(fn, *args, seconds=40, **options):
     begin = time.monotonic()
     with pytest.raises(RankError) as caught:
         launch(fn, *args, **options)
@@ -238,7 +238,7 @@ def test_a_notebook_shows_the_verdict_alone():
 
 def test_a_wait_inside_compiled_code_is_found_too():
     where, line = place(workers.one_skips_backward, "loss.backward()")
-    error = verdict(workers.one_skips_backward, world_size=2, seconds=20)
+    error = verdict(workers.one_skips_backward, world_size=2)
     assert str(error).splitlines() == ["Rank 1 returned, but rank 0 still waits in all_reduce: it would never end.",
                                        f"  rank 0 waits in all_reduce ({where}: {line})", "  rank 1 has returned"]
 
