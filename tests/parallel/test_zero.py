@@ -14,7 +14,7 @@ from utils.parallel.collectives import ring_reduce_scatter
 from utils.parallel.data import average_gradients, shard_batch, share_of_batch
 from utils.parallel.zero import Zero1, Zero2, Zero3
 from utils.parallel.zero_shards import Adam, PeakBytes, alive_bytes, state_bytes
-from utils.ranks import launch
+from utils.ranks import RankError, launch
 from utils.theory.collectives import all_gather_elements_sent, reduce_scatter_elements_sent
 from utils.theory.memory import training_state
 from utils.theory.ring import chunk_sizes
@@ -231,9 +231,10 @@ def bytes_and_elements(stages):
         dist.barrier()
         with PeakBytes(zero) as peak:
             zero.backward(loss_of(zero, x, y))
+        with PeakBytes(zero) as peak_of_step:
             zero.step()
-        counted[stage] = resting, alive, peak.most
-        del zero, peak
+        counted[stage] = resting, alive, peak.most, peak_of_step.most
+        del zero, peak, peak_of_step
     return counted
 
 
@@ -258,18 +259,18 @@ def test_bytes_and_elements(world_size, stages):
         for rank in range(world_size):
             own = sum(chunk_sizes(n, world_size)[(rank + 1) % world_size] for n in psi)
             own_frozen = sum(chunk_sizes(n, world_size)[(rank + 1) % world_size] for n in ice)
-            resting, alive, peak = run.results[rank][stage]
+            resting, alive, peak, peak_of_step = run.results[rank][stage]
             assert resting.optimizer == 12 * own
             assert resting.gradients == 2 * (trainable if stage == "1" else own)
             assert resting.parameters == 2 * (own + own_frozen if stage[0] == "3" else trainable + frozen)
             # Nothing else is alive than a NaN for each freed flat
             assert 0 <= alive - resting.total_bytes <= 2 * 2 * len(psi), (stage, alive, resting)
 
-            # In backward one block's gradient is whole, and the parameter's that comes in; in the step the
-            # optimizer reads the shard in fp32.
+            # In backward one block's gradient is whole, and beside it the parameter's that has just come.
             arriving = max(n + largest for n, largest in zip(psi, largest_gradients(model)))
-            in_backward = 0 if stage == "1" else 2 * arriving
-            assert peak.gradients == resting.gradients + max(in_backward, 4 * own), stage
+            assert peak.gradients == resting.gradients + (0 if stage == "1" else 2 * arriving), stage
+            # In the step the optimizer reads the shard's gradient in fp32.
+            assert peak_of_step.gradients == resting.gradients + 4 * own, stage
             if stage[0] == "3":
                 layers = [a + b for a, b in zip(psi, ice)][1:]  # the model's own block is whole all the time
                 at_once = {"3": 1, "3 prefetch": 2, "3 kept": 3}[stage]
@@ -400,16 +401,53 @@ def edge_cases():
     model = nasty()
     model.recompute = model.layers[0]  # one called through checkpoint, one that calls it
     recompute_inside(model.layers[1])
-    recomputed = Zero3(model, OPTIMIZERS["torch"], blocks=model.layers)
+    recomputed = Zero3(model, OPTIMIZERS["torch"], blocks=model.layers, prefetch=dist.get_world_size() == 1)
     train(recomputed, [12, 1])  # one rank has no samples in the second
     return freed, evaluated, whole_state(recomputed)
 
 
-def test_freed_weights_are_nan_and_recomputation_works():
-    freed, evaluated, recomputed = launch(edge_cases, world_size=2).results[1]
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_freed_weights_are_nan_and_recomputation_works(world_size):
+    freed, evaluated, recomputed = launch(edge_cases, world_size=world_size).results[-1]
     assert freed
     assert torch.equal(evaluated, nasty()(batch(0)[0]))
     assert differences(recomputed, one_process(OPTIMIZERS["torch"], [12, 1])) <= CLOSE["atol"]
+
+
+def test_mistakes_get_a_sentence():
+    def backward_alone(make):
+        zero = make(nasty())
+        loss_of(zero, *batch(0)).backward()
+
+    def zero_grad():
+        zero = Zero1(nasty())
+        zero.model.zero_grad()
+        zero.backward(loss_of(zero, *batch(0)))
+        zero.step()
+
+    for make in (Zero2, Zero3):
+        with pytest.raises(RankError, match=r"Call zero\.backward\(loss\)"):
+            launch(backward_alone, make, world_size=1)
+    with pytest.raises(RankError, match=r"leave out zero_grad\(\)"):
+        launch(zero_grad, world_size=1)
+
+
+def test_everything_stays_in_its_group():
+    def worker():
+        pair = dist.new_group([2, 1])
+        if dist.get_rank() == 0:
+            return None
+        zeros = [make(nasty(), group=pair) for make in (Zero1, Zero2, functools.partial(Zero3, prefetch=True))]
+        for zero in zeros:
+            zero.backward(loss_of(zero, *(shard_batch(part, pair) for part in batch(0))))
+            zero.step()
+        return [whole_state(zero) for zero in zeros]
+
+    _, one, other = launch(worker, world_size=3).results
+    expected = one_process(Adam, [12])
+    for replica, same in zip(one, other):
+        assert differences(replica, same) == 0
+        assert differences(replica, expected) <= CLOSE["atol"]
 
 
 # Mutants: each check can fail

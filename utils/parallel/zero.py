@@ -59,6 +59,7 @@ class Zero1:
     def step(self):
         """Reduce-scatter, update the shard, all-gather: an all-reduce with the optimizer in its middle."""
         for flat in self.flats:
+            flat.check_gradients()
             ring_reduce_scatter(flat.gradients, self.group)  # the sum of the own chunk: flat.gradient
         self.optimizer.step()
         for flat in self.flats:
@@ -81,29 +82,37 @@ class GradientShards:
             flat.gradient = torch.zeros_like(flat.shard)
         for parameter in self.flat_of:
             parameter.register_post_accumulate_grad_hook(self._gradient_is_ready)
-        self._begin()
+        self.waiting = self.missing = None
 
-    def _begin(self):
+    @contextlib.contextmanager
+    def reduced_meanwhile(self):
+        """Backward runs inside this block. What got no gradient on this rank is reduced at its end, as zeros."""
         self.waiting = list(self.flats)
         self.missing = {flat: set(flat.parameters) for flat in self.flats}
+        try:
+            yield
+            while self.waiting:
+                self._reduce_next()
+        finally:
+            self.waiting = self.missing = None
 
     def _gradient_is_ready(self, parameter):
+        if self.missing is None:
+            raise RuntimeError(
+                "loss.backward() was called, but gradients are reduced during backward and the last ones after it. "
+                "Call zero.backward(loss)."
+            )
         flat = self.flat_of[parameter]
         flat.take_gradient(parameter)
         self.missing[flat].discard(parameter)
         while self.waiting and not self.missing[self.waiting[0]]:
-            self._reduce(self.waiting.pop(0))
+            self._reduce_next()
 
-    def _reduce(self, flat):
+    def _reduce_next(self):
+        flat = self.waiting.pop(0)
         flat.gradient += ring_reduce_scatter(flat.begin_gradients(), self.group)
         flat.gradients = None
         self.reduced(flat)
-
-    def finish(self):
-        """After backward: reduce what got no gradient on this rank, as zeros, and be ready for the next."""
-        for flat in self.waiting:
-            self._reduce(flat)
-        self._begin()
 
 
 class Zero2:
@@ -127,8 +136,8 @@ class Zero2:
 
     def backward(self, loss, weight=None):
         """Add to the shards the gradient of `loss` times `weight`: 1/N if not given. Every rank must call it."""
-        _weighted(loss, weight, self.group).backward()
-        self.gradients.finish()
+        with self.gradients.reduced_meanwhile():
+            _weighted(loss, weight, self.group).backward()
 
     def step(self):
         """Update the shard, then all-gather the weights."""
@@ -243,8 +252,8 @@ class Zero3:
         """Add to the shards the gradient of `loss` times `weight`: 1/N if not given. Every rank must call it."""
         self.in_backward = True
         try:
-            _weighted(loss, weight, self.group).backward()
-            self.gradients.finish()
+            with self.gradients.reduced_meanwhile():
+                _weighted(loss, weight, self.group).backward()
         finally:
             self.in_backward = False
         for block in self.blocks:

@@ -29,7 +29,7 @@ class Flat:
         self.weights = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         self.shard = self.own_chunk(self.weights)
         self.gradients = self.gradient = None
-        self.arriving = []
+        self.arriving = None
         self._show_whole()
 
     def own_chunk(self, flat):
@@ -45,7 +45,7 @@ class Flat:
 
     @property
     def is_whole(self):
-        return self.weights is not None and not self.arriving
+        return self.weights is not None and self.arriving is None
 
     def keep_shard_only(self):
         self.shard = self.shard.clone()
@@ -63,19 +63,21 @@ class Flat:
         if self.is_whole:
             return
         self.start_gather()
-        for work in self.arriving:
-            work.wait()
-        self.arriving = []
+        self._wait()
         self._show_whole()
 
     def free(self):
         """Drop the whole weights; the parameters keep their shape and read as NaN."""
-        for work in self.arriving:
-            work.wait()
-        self.weights, self.arriving = None, []
+        self._wait()
+        self.weights = None
         nothing = torch.full((), math.nan, dtype=self.shard.dtype, device=self.shard.device)
         for parameter in self.parameters:
             parameter.data = nothing.expand(parameter.shape)
+
+    def _wait(self):
+        for work in self.arriving or []:
+            work.wait()
+        self.arriving = None
 
     def _show_whole(self):
         for parameter, view in zip(self.parameters, self.views(self.weights)):
@@ -89,6 +91,15 @@ class Flat:
         self.gradient = self.own_chunk(self.gradients)
         for parameter, view in zip(self.parameters, self.views(self.gradients)):
             parameter.grad = view
+
+    def check_gradients(self):
+        """Raise RuntimeError when a parameter's `grad` is not what `hold_all_gradients` made it."""
+        for parameter, view in zip(self.parameters, self.views(self.gradients)):
+            if parameter.grad is None or parameter.grad.data_ptr() != view.data_ptr():
+                raise RuntimeError(
+                    "A parameter's gradient lies no longer in the flat gradient, so this step would miss it. "
+                    "step() sets the gradients to zero itself: leave out zero_grad()."
+                )
 
     def begin_gradients(self):
         """The whole gradient, which is zeros at first."""
