@@ -18,7 +18,8 @@ All three are used alike, on every rank, each with its own part of the batch:
 
 All ranks begin with the same weights (`utils.parallel.data.broadcast_model`). Weights of 16 bits get an fp32
 master copy in the optimizer's shard; others are updated in place. Tied parameters count once. Frozen parameters
-get no gradient and no optimizer state; stage 3 shards them too. The parameters become views of flat tensors.
+get no gradient and no optimizer state; stage 3 shards them too. A parameter that nobody uses has the gradient
+zero, so that weight decay reaches it. The parameters become views of flat tensors, with the usual strides.
 """
 
 import contextlib
