@@ -1,8 +1,9 @@
-"""What the recorder costs: a 1 MB all-reduce with and without it, and an operator that it must not touch.
+"""What the recorder costs: a 1 MiB all-reduce with and without it, and an operator that it must not touch.
 
-    python benchmarks/recorder.py [--pairs 9]
+    python benchmarks/recorder.py [--blocks 40]
 
-Prints medians of alternating runs and their ratio.
+Within one run, blocks with the recorder and blocks without any of its kernels take turns; printed are the medians
+and the median of the ratios of neighbours, since the machine's own noise is larger than the difference.
 """
 import argparse
 import statistics
@@ -15,45 +16,47 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from utils import launch  # noqa: E402
+from utils.ranks import rank, recorder  # noqa: E402
 
 
-def seconds_per_all_reduce(times, elements=262_144):
-    x = torch.ones(elements)
-    for _ in range(5):
-        dist.all_reduce(x)
-    begin = time.perf_counter()
-    for _ in range(times):
-        dist.all_reduce(x)
-    return (time.perf_counter() - begin) / times
+def one_megabyte(x=torch.ones(262_144)):  # noqa: B008  one tensor for all calls
+    dist.all_reduce(x)
 
 
-def seconds_per_addition(times):
-    x = torch.ones(16)
-    begin = time.perf_counter()
-    for _ in range(times):
-        x + 1
-    return (time.perf_counter() - begin) / times
+def one_addition(x=torch.ones(16)):  # noqa: B008
+    x + 1
 
 
-def compare(fn, times, pairs, world_size):
-    seconds = {True: [], False: []}
-    for _ in range(pairs):
-        for record in (True, False):
-            seconds[record].append(statistics.median(launch(fn, times, world_size=world_size, record=record, echo=False).results))
-    return {record: statistics.median(values) for record, values in seconds.items()}, statistics.median(
-        with_it / without for with_it, without in zip(seconds[True], seconds[False], strict=True))
+def seconds_in_turns(call, times, blocks):
+    """[(with, without), …]: mean seconds of `call` in blocks that take turns, on this rank."""
+    pairs = []
+    for _ in range(blocks + 1):
+        pair = []
+        for recorded in (True, False):
+            recorder.uninstall()
+            if recorded:
+                recorder.install(rank._recorder)
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(times):
+                call()
+            pair.append((time.perf_counter() - begin) / times)
+        pairs.append(pair)
+    return pairs[1:]  # the first turn warms up
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=9)
-    pairs = parser.parse_args().pairs
-    print(f"{'what':<34}{'recorded µs':>12}{'plain µs':>10}{'ratio':>8}")
-    for what, fn, times, world_size in (("1 MiB all-reduce, 2 ranks", seconds_per_all_reduce, 100, 2),
-                                        ("1 MiB all-reduce, 4 ranks", seconds_per_all_reduce, 50, 4),
-                                        ("x + 1 on 16 elements", seconds_per_addition, 100_000, 1)):
-        medians, ratio = compare(fn, times, pairs, world_size)
-        print(f"{what:<34}{1e6 * medians[True]:>12.1f}{1e6 * medians[False]:>10.1f}{ratio:>8.3f}")
+    parser.add_argument("--blocks", type=int, default=40)
+    blocks = parser.parse_args().blocks
+    print(f"{'what':<28}{'recorded µs':>12}{'plain µs':>10}{'ratio':>8}")
+    for what, call, times, world_size in (("1 MiB all-reduce, 2 ranks", one_megabyte, 30, 2),
+                                          ("1 MiB all-reduce, 4 ranks", one_megabyte, 30, 4),
+                                          ("x + 1 on 16 elements", one_addition, 20_000, 1)):
+        pairs = launch(seconds_in_turns, call, times, blocks, world_size=world_size, echo=False).results[0]
+        recorded, plain = (1e6 * statistics.median(values) for values in zip(*pairs))
+        ratio = statistics.median(a / b for a, b in pairs)
+        print(f"{what:<28}{recorded:>12.1f}{plain:>10.1f}{ratio:>8.3f}")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class Record:
         kind, time, number = event.pop("event"), event.pop("time"), event.pop("n", None)
         if kind == "call":
             event.update(ranks=tuple(event["ranks"]), shape=tuple(event["shape"]),
-                         where=event["where"] and tuple(event["where"]))
+                         where=event["where"] and tuple(event["where"]), waited=time if event.pop("waits") else None)
             self._open[number] = Call(rank=self.rank, number=number, start=time, **event)
             self.calls.append(self._open[number])
         elif kind == "span":

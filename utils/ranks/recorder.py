@@ -97,7 +97,7 @@ def uninstall() -> None:
 
 _kept = []
 _plain_wait = Work.wait
-_number_of = weakref.WeakKeyDictionary()  # Work -> number of its call, while somebody may still wait for it
+_number_of = weakref.WeakKeyDictionary()  # Work -> (number of its call, is it noted that its caller waits)
 
 
 class _Slots(threading.local):
@@ -124,7 +124,9 @@ def _kernel(operator, recorder):
         number = None
         if recorder is not None:
             number = recorder.next_number()
-            recorder.event("call", n=number, **_describe(op, operator, arguments, full, part))
+            # all is written before the call goes out: work done while it travels would take the cores from it
+            waits = arguments.get("async_op") is False
+            recorder.event("call", n=number, waits=waits, **_describe(op, operator, arguments, full, part))
         below = keyset.remove(torch._C.DispatchKey.BackendSelect)
         try:
             result = function.redispatch(below, *values, **keywords)
@@ -133,7 +135,7 @@ def _kernel(operator, recorder):
                 recorder.event("failed", n=number)
             raise
         if recorder is not None:
-            _note_end(recorder, number, op, result, waits=arguments.get("async_op") is False)
+            _note_end(recorder, number, op, result, waits)
         return result
 
     return kernel
@@ -146,7 +148,7 @@ def _note_end(recorder, number, op, result, waits):
         recorder.event("done", n=number)
         return
     work = Work.unbox(boxed)
-    _number_of[work] = number
+    _number_of[work] = number, waits
     slot = _slots.last
     slot[:] = [work]
     if waits or op in ("send", "recv"):
@@ -164,11 +166,12 @@ def _note_end(recorder, number, op, result, waits):
 
 def _recorded_wait(recorder, wait):
     def wait_and_note(work, *args, **keywords):
-        number = _number_of.get(work)
+        number, noted = _number_of.get(work, (None, True))
         _slots.last.clear()
         if number is None:
             return wait(work, *args, **keywords)
-        recorder.event("wait", n=number)
+        if not noted:
+            recorder.event("wait", n=number)
         try:
             result = wait(work, *args, **keywords)
         except BaseException:
