@@ -18,8 +18,6 @@ class Call:
     elements: int                # of the full tensor: see utils.ranks.definitions
     dtype: str
     shape: tuple[int, ...]       # of this rank's own (first) tensor
-    tensors: int                 # how many tensors this rank handed over
-    part: int                    # elements of this rank's part
     sent: float                  # bytes, by definition
     received: float              # bytes, by definition
     root: int | None             # global rank
@@ -56,7 +54,6 @@ class Record:
     connections: list | None = None   # the kernel's count per connection, see utils.ranks.wire
     begun: float | None = None        # the function started
     returned: float | None = None     # the function returned
-    ended: float | None = None        # the rank handed over its result or error
     _bytes_read: int = 0
     _tail: bytes = b""
     _open: dict = field(default_factory=dict)
@@ -106,5 +103,3 @@ class Record:
             self.begun = time
         elif kind == "returned":
             self.returned = time
-        elif kind == "end":
-            self.ended = time

@@ -226,8 +226,8 @@ def _describe(op, operator, arguments, full, part):
     return {
         "op": op, "group": group, "ranks": ranks, "elements": elements,
         "dtype": str(own[0].dtype).removeprefix("torch.") if own else "",
-        "shape": tuple(own[0].shape) if own else (), "tensors": len(own),
-        "part": sum(tensor.numel() for tensor in part), "sent": sent, "received": received,
+        "shape": tuple(own[0].shape) if own else (),
+        "sent": sent, "received": received,
         "root": None if root is None else ranks[root], "peer": None if peer is None else ranks[peer],
         "tag": arguments.get("tag"), **_caller(own),
     }

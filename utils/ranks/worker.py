@@ -37,7 +37,6 @@ def run_rank(rank: int, files: Files) -> int:
         outcome = {"result": _call(rank, job, files, recorder)}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the notebook wants to know
         outcome = {"error": _describe_error(error), "time": time.monotonic()}
-    recorder.event("end", ok="result" in outcome)
     write_all(files.outcome, pickle.dumps(outcome))
     with contextlib.suppress(Exception):
         sys.stdout.flush()
