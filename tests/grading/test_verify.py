@@ -12,8 +12,9 @@ import pytest
 from utils.grading import box, sandbox
 from utils.grading import student as student_module
 from utils.grading.messages import Call, StudentError, combine
+from utils.grading.notebook import read
 from utils.grading.student import Server, Student
-from utils.grading.verify import Verifier, cases_from_checks, verifier_of
+from utils.grading.verify import Verifier, cases_from_checks, checks_of, verifier_of
 
 from .course_fixture import write_course
 from .test_graft import LAB
@@ -414,6 +415,14 @@ def test_a_rank_does_not_hold_the_inputs_of_others(student):
 def test_a_lab_without_cases_has_no_verifier(tmp_path):
     write_course(tmp_path)
     assert verifier_of(LAB, tmp_path, sandbox.Sandbox()) is None
+
+
+def test_a_lab_names_its_checks_by_importing_them():
+    lab = read(ROOT / "labs" / "01_all_reduce.ipynb")
+    assert checks_of(lab) == "all_reduce"
+    for cell in lab.cells:
+        cell.source = cell.source.replace("checks import all_reduce as", "checks import tensor as")
+    assert checks_of(lab) == "tensor"
 
 
 def test_no_secret_of_the_graders_environment_reaches_a_student(student, monkeypatch, server):

@@ -29,6 +29,7 @@ from nbformat import NotebookNode
 
 import utils
 from utils.grading.grade import SubCheck
+from utils.grading.notebook import is_answer
 from utils.grading.sandbox import Sandbox
 from utils.grading.student import Server, Student, cells_of
 
@@ -119,11 +120,21 @@ def cases_from_checks(module: ModuleType) -> dict[str, CasesOf]:
     }
 
 
+def checks_of(lab: NotebookNode) -> str:
+    """Return the name of the module in ``utils.checks`` that a released lab imports; ``""`` if it imports none.
+
+    Lab 03 is called after its lesson, its checks after their subject: ``from utils.checks import tensor as check``.
+    """
+    given = "\n".join(cell.source for cell in lab.cells if cell.cell_type == "code" and not is_answer(cell))
+    found = re.search(r"^from utils\.checks import (\w+)", given, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def verifier_of(lab: NotebookNode, root: Path, sandbox: Sandbox, seed: int | None = None) -> Verifier | None:
     """Return the verifier of a lab, or ``None`` if nothing says how to verify it.
 
-    Cases come from ``utils/checks/<name>.py`` where it has ``QUESTIONS``, and from ``solutions/verify/NN_name.py``, which
-    outranks it question by question.
+    Cases come from the module of ``utils.checks`` that the lab imports, where it has ``QUESTIONS``, and from
+    ``solutions/verify/NN_name.py``, which outranks it question by question.
 
     Arguments:
         lab: the released lab.
@@ -133,10 +144,10 @@ def verifier_of(lab: NotebookNode, root: Path, sandbox: Sandbox, seed: int | Non
     """
     name = lab.metadata.get("course", {}).get("lab", "")
     cases: dict[str, CasesOf] = {}
-    short = re.sub(r"^\d+_", "", name)
+    checks = checks_of(lab)
     own = Path(utils.__file__).resolve().parent
-    if short and (root / "utils" / "checks" / f"{short}.py").exists() and own == (root / "utils").resolve():
-        cases |= cases_from_checks(importlib.import_module(f"utils.checks.{short}"))
+    if checks and (root / "utils" / "checks" / f"{checks}.py").exists() and own == (root / "utils").resolve():
+        cases |= cases_from_checks(importlib.import_module(f"utils.checks.{checks}"))
     hidden = root / "solutions" / "verify" / f"{name}.py"
     if hidden.exists():
         cases |= cases_from_file(hidden)
