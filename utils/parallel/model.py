@@ -14,6 +14,7 @@ With "swiglu" it is a Llama (Touvron et al. 2023, arXiv 2302.13971): RMSNorm, ro
 Shapes: b sequences of s tokens, h hidden elements; an attention head has h/a of them.
 """
 
+import contextlib
 import math
 
 import torch
@@ -38,6 +39,8 @@ class LanguageModel(nn.Module):
              never while dropout is active
     seed     the same seed gives the same weights, whatever else has drawn random numbers
     dtype    torch.float64 for exact comparisons
+
+    Built on `torch.device("meta")` or under `FakeTensorMode` it has shapes and no numbers: a model of any size.
     """
 
     def __init__(self, config, dropout=0.0, fused=None, seed=0, dtype=torch.float32):
@@ -48,17 +51,17 @@ class LanguageModel(nn.Module):
                 "Pass a Transformer with experts=1."
             )
         self.config = config
-        self.tok_embeddings = nn.Embedding(config.vocab, config.hidden)
-        self.pos_embeddings = (
-            nn.Embedding(config.sequence, config.hidden) if config.learned_positions else None
-        )
-        self.dropout = Dropout(dropout)
-        self.layers = nn.ModuleList(Block(config, dropout, fused) for _ in range(config.layers))
-        self.norm = new_norm(config)
-        self.output = nn.Linear(config.hidden, config.vocab, bias=False)
+        with default_dtype(dtype):
+            self.tok_embeddings = nn.Embedding(config.vocab, config.hidden)
+            self.pos_embeddings = (
+                nn.Embedding(config.sequence, config.hidden) if config.learned_positions else None
+            )
+            self.dropout = Dropout(dropout)
+            self.layers = nn.ModuleList(Block(config, dropout, fused) for _ in range(config.layers))
+            self.norm = new_norm(config)
+            self.output = nn.Linear(config.hidden, config.vocab, bias=False)
         if config.tied:
             self.output.weight = self.tok_embeddings.weight
-        self.to(dtype)
         initialise(self, seed)
 
     def forward(self, tokens):
@@ -197,15 +200,28 @@ def new_norm(config):
     )
 
 
+@contextlib.contextmanager
+def default_dtype(dtype):
+    """New tensors have this dtype inside the `with` block; a fake tensor's dtype cannot be changed later."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 @torch.no_grad()
 def initialise(model, seed):
     """Draw all matrices from N(0, 0.02²), wo and w2 narrower; biases 0, norms 1.
 
     The numbers come from their own generator on the CPU, in the order of the parameters: the same weights on every
-    rank and every device.
+    rank and every device. On the meta device there is nothing to fill.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            continue
         if parameter.dim() == 2:
             narrower = math.sqrt(2 * model.config.layers) if name.endswith(("wo.weight", "w2.weight")) else 1
             drawn = torch.randn(parameter.shape, generator=generator, device="cpu")
