@@ -18,6 +18,7 @@ from utils.theory.memory import (
     lora_parameters,
     lora_state,
     parameter_server_worker_bytes,
+    peak_training_state,
     smallest_stage_that_fits,
     training_state,
     training_state_bytes,
@@ -112,6 +113,22 @@ def test_buffers_and_checkpoints():
     assert fused_buffer_bytes(1.5e9) == 6 * GB
     assert fused_buffer_bytes(3e9) == 12 * GB
     assert checkpoint_file_bytes(1.008e12) == pytest.approx(13.8e12, rel=0.03)
+
+
+def test_peaks_are_shards_and_one_part_whole():
+    layers = [30, 10, 20]
+    resting = training_state(60, stage=3, world_size=4)
+    peak = peak_training_state(layers, stage=3, world_size=4)
+    assert peak.parameters == resting.parameters + 2 * 30
+    assert peak.gradients == resting.gradients + 2 * 30
+    assert peak.optimizer == resting.optimizer
+    packed = peak_training_state(layers, stage=2, world_size=4, gradient_copies=2)
+    assert packed.parameters == 2 * 60
+    assert packed.gradients == 2 * 60 / 4 + 2 * 2 * 30
+    for stage in (0, 1):
+        assert peak_training_state(layers, stage=stage, world_size=4) == training_state(60, stage=stage, world_size=4)
+    with pytest.raises(ValueError, match="at least one part"):
+        peak_training_state([])
 
 
 def test_lora_and_qlora():

@@ -281,7 +281,7 @@ def state_bytes(zero):
         [*shards.masters, *(t for state in shards.optimizer.state.values() for t in state.values())],
     ]
     seen = set()
-    return StateBytes(*(_new_bytes(tensors, seen) for tensors in kinds))
+    return StateBytes(*(new_bytes(tensors, seen) for tensors in kinds))
 
 
 def alive_bytes():
@@ -289,10 +289,10 @@ def alive_bytes():
     gc.collect()
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
     with_gradients = [*tensors, *(tensor.grad for tensor in tensors if tensor.is_leaf)]
-    return _new_bytes(with_gradients, set())
+    return new_bytes(with_gradients, set())
 
 
-def _new_bytes(tensors, seen):
+def new_bytes(tensors, seen):
     """Bytes of the tensors' storages that are not in `seen`, and add them there."""
     storages = [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, torch.Tensor)]
     new = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.data_ptr() not in seen}

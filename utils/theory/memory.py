@@ -28,13 +28,36 @@ class Recipe:
         return self.parameters + self.gradients + self.optimizer
 
 
+PRECISIONS = {
+    "fp32": Recipe(4, 4, 0),
+    "mixed": Recipe(2, 2, 4),
+    "mixed, fp32 gradients": Recipe(2, 4, 4),
+    "mixed, both gradients": Recipe(2, 2 + 4, 4),
+}
+"""Bytes per parameter without what the optimizer remembers; mixed precision keeps an fp32 master copy, 4 bytes."""
+
+MOMENT_BYTES = {"sgd": 0, "momentum": 4, "adam": 8}
+"""What the optimizer remembers of each parameter, in fp32: nothing, the momentum, or Adam's two moments."""
+
+
+def build_recipe(precision="mixed", optimizer="adam"):
+    """The Recipe of a precision and an optimizer, names in PRECISIONS and MOMENT_BYTES.
+
+    >>> build_recipe("mixed", "adam").bytes_per_parameter, build_recipe("fp32", "sgd").bytes_per_parameter
+    (16, 8)
+    """
+    base = PRECISIONS[one_of("precision", precision, tuple(PRECISIONS))]
+    moments = MOMENT_BYTES[one_of("optimizer", optimizer, tuple(MOMENT_BYTES))]
+    return Recipe(base.parameters, base.gradients, base.optimizer + moments)
+
+
 RECIPES = {
-    "fp32 sgd": Recipe(4, 4, 0),
-    "fp32 momentum": Recipe(4, 4, 4),
-    "fp32 adam": Recipe(4, 4, 8),
-    "mixed adam": Recipe(2, 2, 12),
-    "mixed adam, fp32 gradients": Recipe(2, 4, 12),
-    "mixed adam, both gradients": Recipe(2, 2 + 4, 12),
+    "fp32 sgd": build_recipe("fp32", "sgd"),
+    "fp32 momentum": build_recipe("fp32", "momentum"),
+    "fp32 adam": build_recipe("fp32", "adam"),
+    "mixed adam": build_recipe("mixed", "adam"),
+    "mixed adam, fp32 gradients": build_recipe("mixed, fp32 gradients", "adam"),
+    "mixed adam, both gradients": build_recipe("mixed, both gradients", "adam"),
 }
 """Recipes by name; optimizer state includes the fp32 master copy of the parameters.
 
@@ -93,6 +116,30 @@ def training_state(parameters, recipe="mixed adam", stage=0, world_size=1):
 def training_state_bytes(parameters, recipe="mixed adam", stage=0, world_size=1):
     """Total bytes of `training_state`."""
     return training_state(parameters, recipe, stage, world_size).total_bytes
+
+
+def peak_training_state(parts, recipe="mixed adam", stage=0, world_size=1, gradient_copies=1):
+    """Bytes on one rank, each kind at its own peak, while parts of the model take turns in being whole.
+
+    Stage 2 has the gradients of one part whole beside its shards, stage 3 the weights of one part too:
+    Σψ/N + max ψ (PyTorch FSDP, arXiv 2304.11277, section 3.2). Stages 0 and 1 have everything whole already.
+
+    parts: parameters of each part that is gathered and reduced by itself, as a rule a layer.
+    gradient_copies: 2 where a part's gradients are packed into a second buffer to be sent.
+
+    >>> [peak_training_state([6, 2], "fp32 sgd", stage, world_size=2).parameters for stage in (2, 3)]
+    [32.0, 40.0]
+    """
+    parts = [positive("parts", parameters) for parameters in parts]
+    if not parts:
+        raise ValueError("parts must hold the parameters of at least one part, but an empty list was given.")
+    each, copies = recipe_of(recipe), whole_number("gradient_copies", gradient_copies)
+    resting = training_state(sum(parts), recipe, stage, world_size)
+    return TrainingState(
+        parameters=resting.parameters + each.parameters * max(parts) * (stage >= 3),
+        gradients=resting.gradients + each.gradients * max(parts) * copies * (stage >= 2),
+        optimizer=resting.optimizer,
+    )
 
 
 def largest_model(memory_bytes, recipe="mixed adam", stage=0, world_size=1, tensor=1):
