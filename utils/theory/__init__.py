@@ -13,6 +13,8 @@ traffic      which collectives each kind of parallelism needs, and of what size
 models       transformers: parameters, floating point operations; `presets` has those of the papers
 memory       training state, what fits, fine-tuning, offload; `resnet` for the first lesson's model
 activations  what a transformer's layers keep for the backward pass
+zero         a ZeRO rank as a whole: state, activations, offload, peak, and the largest model that fits
+tensor       a pair of matrices cut over ranks, what each computes, where they must synchronise; a layer's time over t
 pipeline     schedules as data and a simulator that times them (`actions`, `generators`, `simulation`)
 throughput   the seconds of one training step, as a sum of named parts
 layout       ranks on a grid and their groups (`grid`), and a planner that ranks every layout

@@ -1,5 +1,8 @@
 """The models and clusters of the papers, by name: MODELS["gpt3-175b"]."""
 
+from math import log
+
+from .arguments import positive
 from .models import Transformer
 
 # name: layers, hidden, heads
@@ -113,3 +116,27 @@ def model(name):
     if name not in MODELS:
         raise ValueError(f"model must be one of {', '.join(MODELS)}, but {name!r} was given.")
     return MODELS[name]
+
+
+_HEAD_WIDTH = 128
+
+
+def gpt_with_layers(layers, sequence=2048):
+    """A GPT of GPT-3's proportions: L heads of width 128, so that h = 128·L. For L = 96 it is GPT-3 itself.
+
+    The papers' models are near: Narayanan et al. 2021 have h/L from 96 (1.7B) to 200 (1T).
+    """
+    return Transformer(layers, _HEAD_WIDTH * layers, layers, sequence=sequence)
+
+
+def gpt_of_size(parameters, sequence=2048):
+    """The `gpt_with_layers` whose number of parameters is nearest to `parameters`, by ratio.
+
+    >>> gpt_of_size(175e9) == MODELS["gpt3-175b"]
+    True
+    """
+    positive("parameters", parameters)
+    guess = round((parameters / (12 * _HEAD_WIDTH**2)) ** (1 / 3))  # Ψ is about 12Lh²
+    # The embedding only adds to Ψ, so the guess is at most too deep; at the small end by many layers.
+    candidates = [gpt_with_layers(layers, sequence) for layers in range(max(1, guess - 8), guess + 2)]
+    return min(candidates, key=lambda model: abs(log(model.parameters / parameters)))
