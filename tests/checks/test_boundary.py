@@ -155,7 +155,7 @@ def test_a_function_that_cannot_be_sent():
 def test_an_answer_that_is_equal_to_everything_is_no_answer():
     call = call_on_ranks(lambda *_: Always())
     outputs = call(
-        {"probe": "all_reduce.arithmetic", "world_size": 1, "arguments": {"which": 0, "questions": [[1]]}}
+        {"probe": "arithmetic.each", "world_size": 1, "arguments": {"which": 0, "questions": [[1]]}}
     )
     assert "A number, a list of numbers, an array or a tensor was expected" in outputs["error"]["message"]
 

@@ -5,6 +5,8 @@ both sides are plain data, and looks at the values, at what was sent to whom, an
 
 boundary     the one narrow way to a student's function
 verdict      how a check says what is wrong
+numbers      formulas as answers, compared number by number
 probes       what runs on the far side of the boundary: makes tensors and models, calls the student's function
 all_reduce   lab 01
+zero         lab 02
 """

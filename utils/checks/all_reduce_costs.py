@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from utils.checks.numbers import answers, compare
 from utils.checks.verdict import SubCheck, outputs_of, wrong
 from utils.theory.collectives import all_reduce_elements_sent, parameter_server_elements
 from utils.theory.memory import copies_of_parameters, data_parallel_bytes, parameter_server_worker_bytes
@@ -85,25 +86,6 @@ def _only_with_the_server(call, seed):
         )  # fmt: skip
 
 
-def _answers(call, which, questions, name):
-    outputs = outputs_of(
-        call, "all_reduce.arithmetic", 1, f"{name}{questions[0]}", which=which, questions=questions
-    )
-    return outputs["results"][0]
-
-
-def _compare(came, expected, name, questions, hint):
-    """Compare numbers one by one; hint(question, came, expected) may say what to look at."""
-    for question, value, right in zip(questions, came, expected, strict=True):
-        given = (
-            f"{name}({', '.join(f'{part:,}' if isinstance(part, int) else repr(part) for part in question)})"
-        )
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise wrong(f"{name} must return a number.", given, value, right)
-        if not math.isclose(value, right, rel_tol=1e-9, abs_tol=0):
-            raise wrong(f"{name} returns a wrong number.", given, value, right, hint(question, value, right))
-
-
 def _server_formula(call, seed):
     """2NΨ."""
     questions = [
@@ -111,20 +93,20 @@ def _server_formula(call, seed):
         [11_689_512, 8],
         [int(np.random.default_rng(seed).integers(100, 1000)), 5],
     ]
-    came = _answers(call, 1, questions, "elements_through_server")
+    came = answers(call, 1, questions, "elements_through_server")
     expected = [parameter_server_elements(*question) for question in questions]
 
     def hint(question, value, right):
         return "a link carries what is sent and what is received" if value * 2 == right else None
 
-    _compare(came, expected, "elements_through_server", questions, hint)
+    compare(came, expected, "elements_through_server", questions, hint)
 
 
 def _ring_formula(call, seed):
     """Sent and received together: 4Ψ(N−1)/N."""
     factor = int(np.random.default_rng(seed).integers(100, 1000))
     questions = [[12 * factor, ranks] for ranks in (1, 2, 3, 4, 6)]
-    came = _answers(call, 2, questions, "elements_through_ring_rank")
+    came = answers(call, 2, questions, "elements_through_ring_rank")
     expected = [2 * int(all_reduce_elements_sent("ring", *question)[0]) for question in questions]
 
     def hint(question, value, right):
@@ -132,7 +114,7 @@ def _ring_formula(call, seed):
             return "a link carries what is sent and what is received, in reduce-scatter and in all-gather"
         return "one rank alone sends nothing" if question[1] == 1 else None
 
-    _compare(came, expected, "elements_through_ring_rank", questions, hint)
+    compare(came, expected, "elements_through_ring_rank", questions, hint)
 
 
 # q7: memory
@@ -162,8 +144,8 @@ def _state(call, seed):
     """ResNet-18, one sample on one rank: 2, 3 or 4 copies."""
     psi, image = resnet18_parameters(), resnet18_saved_bytes()
     questions = [[psi, image, 1, 1, optimizer] for optimizer in ("sgd", "momentum", "adam")]
-    came = _answers(call, 0, questions, "data_parallel_bytes")
-    _compare(
+    came = answers(call, 0, questions, "data_parallel_bytes")
+    compare(
         came,
         [data_parallel_bytes(*question) for question in questions],
         "data_parallel_bytes",
@@ -178,8 +160,8 @@ def _activations(call, seed):
     psi, image = resnet18_parameters(), resnet18_saved_bytes()
     questions = [[psi, image, 512, ranks, "adam"] for ranks in (1, 8, 10)]
     questions += [[int(rng.integers(1e6, 1e9)), int(rng.integers(1e3, 1e6)), 100, 7, "momentum"]]
-    came = _answers(call, 0, questions, "data_parallel_bytes")
-    _compare(
+    came = answers(call, 0, questions, "data_parallel_bytes")
+    compare(
         came,
         [data_parallel_bytes(*question) for question in questions],
         "data_parallel_bytes",
@@ -201,8 +183,8 @@ def _server_worker(call, seed):
         extra = (value - right) / (4 * psi)
         return "the server keeps the optimizer state; a worker holds w and g" if extra in (1, 2) else None
 
-    _compare(
-        _answers(call, 1, questions, "server_worker_bytes"), expected, "server_worker_bytes", questions, hint
+    compare(
+        answers(call, 1, questions, "server_worker_bytes"), expected, "server_worker_bytes", questions, hint
     )
 
 
@@ -218,7 +200,7 @@ def _largest_batch(call, seed):
         [_GPU_BYTES, _GPT3, 1_000_000_000, ranks, optimizer]
         for ranks, optimizer in ((8, "adam"), (1024, "sgd"))
     ]
-    came = _answers(call, 2, questions, "largest_batch")
+    came = answers(call, 2, questions, "largest_batch")
     for question, value in zip(questions, came, strict=True):
         memory, parameters, per_sample, ranks, optimizer = question
         given = f"{ranks} ranks of {memory:,} bytes, {parameters:,} parameters, {per_sample:,} bytes per sample, {optimizer}"

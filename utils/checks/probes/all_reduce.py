@@ -189,10 +189,3 @@ def server(server_round, _server_elements, _ring_elements, weights, slopes, lear
         after.append(held.clone())
     return {"after": after, "seen": seen}
 
-
-# q6 and q7: arithmetic
-
-
-def arithmetic(*functions, which, questions):
-    """Call the student's function number `which` with each list of arguments."""
-    return [functions[which](*question) for question in questions]

@@ -1,0 +1,144 @@
+"""Lab 03, q1, and the cuts that q3 to q5 ask for: which numbers does a rank hold, and in whose memory?"""
+
+import numpy as np
+
+from utils.checks.verdict import SubCheck, outputs_of, wrong
+
+# What a list of shards must be
+
+
+def distinct(seed, *shape):
+    """Whole numbers, none of them twice: where a number stands tells where it comes from."""
+    numbers = np.random.default_rng([seed, *shape]).permutation(int(np.prod(shape)))
+    return (1.0 + numbers).reshape(shape)
+
+
+def cut(call, which, given, tensors, numbers, ranks):
+    """The shards that the student's function makes: for each rank a list of {"values", "contiguous", "memory"}."""
+    outputs = outputs_of(
+        call, "tensor.cut", 1, given, which=which, tensors=tensors, numbers=numbers, ranks=ranks
+    )
+    return outputs["results"][0]
+
+
+def check_cut(cuts, expected, names, given, whole, hints=None):
+    """Compare shards with those expected; `whole` are the matrices, in the order of `names`.
+
+    hints(name, rank, came) may return a sentence for shards that are wrong in a known way.
+    """
+    for rank, (shards, right) in enumerate(zip(cuts, expected, strict=True)):
+        if len(shards) != len(right):
+            raise wrong(
+                f"Rank {rank} gets {len(shards)} tensors, but {len(right)} are expected: {', '.join(names)}.", given
+            )
+        for name, shard, part, matrix in zip(names, shards, right, whole, strict=True):
+            came = shard["values"]
+            if np.array_equal(came, part):
+                continue
+            hint = hints(name, rank, came) if hints else None
+            raise wrong(
+                f"Rank {rank}'s part of {name} is not the right one.",
+                given,
+                f"shape {came.shape}: {_rows(came)}",
+                f"shape {part.shape}: {_rows(part)}",
+                hint or _usual(came, part, matrix, rank, len(cuts)),
+            )
+
+
+def check_memory(cuts, names, given):
+    """Each shard is contiguous and keeps no more memory alive than its own numbers need."""
+    for rank, shards in enumerate(cuts):
+        for name, shard in zip(names, shards, strict=True):
+            if not shard["contiguous"]:
+                raise wrong(
+                    f"Rank {rank}'s part of {name} is not contiguous: it is a view that steps over other ranks' numbers.",
+                    given, look_at=".contiguous() makes a copy with its own memory if the tensor is not contiguous",
+                )  # fmt: skip
+            if shard["memory"] > shard["values"].nbytes:
+                raise wrong(
+                    f"Rank {rank}'s part of {name} keeps the whole matrix alive: it is a view of it.",
+                    given, f"{shard['memory']:,} bytes", f"{shard['values'].nbytes:,} bytes",
+                    ".clone() makes a copy with its own memory, also of a view that is contiguous",
+                )  # fmt: skip
+
+
+def _usual(came, part, matrix, rank, ranks):
+    """The classical mistakes with blocks of rows or columns."""
+    if matrix.ndim == 2:
+        axis = 1 if part.shape[0] == matrix.shape[0] else 0
+        words = ("rows", "columns")
+        other = np.array_split(matrix, ranks, axis=1 - axis)[rank]
+        if np.array_equal(came, other):
+            return f"this is a block of {words[1 - axis]}, but {words[axis]} are to be cut"
+        if axis < matrix.ndim and np.array_equal(came, matrix[:, rank::ranks] if axis else matrix[rank::ranks]):
+            return f"these are every {ranks}th of the {words[axis]}; a rank holds a block of neighbours"
+    if np.array_equal(came, matrix):
+        return "this is the whole of it: nothing was cut"
+    if came.ndim == part.ndim and came.size < part.size:
+        return "some numbers are in nobody's part: the first ranks hold one more when the division leaves a rest"
+    return None
+
+
+def _rows(array):
+    return np.array2string(array, threshold=12, edgeitems=2, separator=" ").replace("\n", "")
+
+
+# q1
+
+_SIZES = {"even": ((2, (4, 6)), (4, (8, 4))), "uneven": ((3, (7, 8)), (4, (6, 11)))}
+_AXIS = {"columns": 1, "rows": 0}
+
+
+def _shards(which, axis_name, sizes):
+    """column_shard or row_shard: the block of neighbours that tensor_split gives this rank."""
+
+    def check(call, seed):
+        for ranks, shape in _SIZES[sizes]:
+            matrix = distinct(seed, *shape)
+            given = f"a matrix of shape {shape}, {ranks} ranks, to be cut by {axis_name}"
+            cuts = cut(call, which, given, [matrix], [], ranks)
+            expected = [[block] for block in np.array_split(matrix, ranks, axis=_AXIS[axis_name])]
+            check_cut(cuts, expected, ["the matrix"], given, [matrix])
+
+    return check
+
+
+def _memory(call, seed):
+    """Both kinds of shards own their memory."""
+    for which, axis_name in enumerate(_AXIS):
+        ranks, shape = _SIZES["uneven"][0]
+        given = f"a matrix of shape {shape}, {ranks} ranks, cut by {axis_name}"
+        check_memory(cut(call, which, given, [distinct(seed, *shape)], [], ranks), ["the matrix"], given)
+
+
+def _join(which, axis_name):
+    """The whole matrix from its blocks."""
+
+    def check(call, seed):
+        for ranks, shape in (_SIZES["even"][0], _SIZES["uneven"][0]):
+            matrix = distinct(seed + which, *shape)
+            shards = [np.ascontiguousarray(b) for b in np.array_split(matrix, ranks, axis=_AXIS[axis_name])]
+            given = f"{axis_name} of a matrix of shape {shape}, in shards of shapes {[s.shape for s in shards]}"
+            came = outputs_of(call, "tensor.join", 1, given, which=which, shards=shards)["results"][0]
+            if not isinstance(came, np.ndarray) or not np.array_equal(came, matrix):
+                found = f"shape {came.shape}: {_rows(came)}" if isinstance(came, np.ndarray) else came
+                raise wrong(
+                    f"The shards by {axis_name} do not give the whole matrix again.", given, found,
+                    f"shape {shape}: {_rows(matrix)}",
+                    "along which dimension do the shards stand side by side?",
+                )  # fmt: skip
+
+    return check
+
+
+QUESTIONS = {
+    "q1": (
+        SubCheck("blocks of columns", _shards(0, "columns", "even")),
+        SubCheck("blocks of rows", _shards(1, "rows", "even")),
+        SubCheck("columns that the number of ranks does not divide", _shards(0, "columns", "uneven")),
+        SubCheck("rows that the number of ranks does not divide", _shards(1, "rows", "uneven")),
+        SubCheck("memory of their own", _memory),
+        SubCheck("the whole from columns", _join(2, "columns")),
+        SubCheck("the whole from rows", _join(3, "rows")),
+    ),
+}
