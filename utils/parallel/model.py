@@ -105,6 +105,7 @@ class Attention(nn.Module):
         self.wv = nn.Linear(config.hidden, config.kv_hidden, bias=config.gpt_style)
         self.wo = nn.Linear(config.hidden, config.hidden, bias=config.gpt_style)
         self.dropout = Dropout(dropout)
+        self.core = attention_core
 
     def forward(self, x):
         return self.wo(attend(self, x))
@@ -148,7 +149,7 @@ def attend(attention, x):
     if attention.fused and not (dropout.training and dropout.p > 0):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     else:
-        out = attention_core(q, k, v, dropout)
+        out = attention.core(q, k, v, dropout)
     return out.transpose(1, 2).flatten(2)
 
 

@@ -34,12 +34,32 @@ def layer_activation_bytes(
     if recomputation == "full":
         return ELEMENT_BYTES * tokens * model.hidden
 
-    replicated, split = _bytes_per_token(model, t)
-    bytes_per_token = replicated / (t if sequence_parallel else 1) + split
+    replicated, split = (sum(part.values()) for part in _bytes_per_token(model, t))
+    bytes_per_token = replicated / (t if sequence_parallel else 1) + split / t
     core = 0
     if recomputation == "none":
-        core = model.heads * model.sequence * tokens / t * _attention_core_bytes(model)
+        core = model.heads * model.sequence * tokens / t * sum(_attention_core_bytes(model).values())
     return tokens * bytes_per_token + core
+
+
+def layer_activation_terms(model, micro_batch):
+    """Bytes that one layer keeps of one micro-batch on one rank, tensor by tensor: a dict from name to bytes.
+
+    They add up to `layer_activation_bytes`. Section 4.1 of the paper has the same list in words. A tensor is called
+    after the matrix that makes or keeps it: wq, wk, wv, wo of the attention; w1, w2 and, gated, w3 of the MLP.
+
+    >>> from .presets import MODELS
+    >>> gpt = MODELS["gpt3-175b"]
+    >>> terms, sbh = layer_activation_terms(gpt, 1), gpt.sequence * gpt.hidden
+    >>> terms["output of feed_forward.w1"] / sbh, terms["output of attention.softmax"] / sbh
+    (8.0, 32.0)
+    """
+    tokens = model.sequence * whole_number("micro_batch", micro_batch)
+    replicated, split = _bytes_per_token(model)
+    scores = {
+        name: model.heads * model.sequence * n_bytes for name, n_bytes in _attention_core_bytes(model).items()
+    }
+    return {name: tokens * n_bytes for name, n_bytes in {**replicated, **split, **scores}.items()}
 
 
 def attention_core_share(model):
@@ -49,7 +69,7 @@ def attention_core_share(model):
     >>> attention_core_share(MODELS["gpt3-175b"])
     80.0
     """
-    return _attention_core_bytes(model) * model.heads * model.sequence / model.hidden
+    return sum(_attention_core_bytes(model).values()) * model.heads * model.sequence / model.hidden
 
 
 def interleaving_factor(pipeline, chunks):
@@ -149,20 +169,35 @@ def check_tensor(model, tensor):
     return t
 
 
-def _bytes_per_token(model, tensor):
-    """Bytes per token outside the attention core: what tensor parallelism replicates, and the rest."""
-    h, mask = model.hidden, MASK_BYTES * model.gpt_style
-    norms = 2 * h * ELEMENT_BYTES
-    block_inputs = 2 * h * ELEMENT_BYTES
-    dropout_masks = 2 * h * mask
-    query_and_output = 2 * h * ELEMENT_BYTES
+def _bytes_per_token(model, tensor=1):
+    """Bytes per token outside the attention core, by tensor: what tensor parallelism replicates, and the rest."""
+    h, ffn = ELEMENT_BYTES * model.hidden, ELEMENT_BYTES * model.ffn * model.experts_per_token
     # A rank needs one whole key head even when there are fewer of them than ranks.
-    keys_and_values = 2 * ELEMENT_BYTES * max(model.kv_hidden, tensor * h // model.heads)
-    # A plain MLP keeps the activation function's input and output; a gated one both halves and the product.
-    mlp = model.mlp_matrices * model.ffn * ELEMENT_BYTES * model.experts_per_token
-    return norms + block_inputs + dropout_masks, (query_and_output + keys_and_values + mlp) / tensor
+    kv = ELEMENT_BYTES * max(model.kv_hidden, tensor * model.hidden // model.heads)
+    replicated = {
+        "input of attention_norm": h,
+        "input of attention.wq": h,  # and of wk and wv
+        "input of ffn_norm": h,
+        "input of feed_forward.w1": h,  # and of w3
+    }
+    if model.gpt_style:
+        replicated["mask of dropout"] = 2 * model.hidden * MASK_BYTES
+    split = {
+        "output of attention.wq": h,
+        "output of attention.wk": kv,
+        "output of attention.wv": kv,
+        "input of attention.wo": h,
+        "output of feed_forward.w1": ffn,
+        "input of feed_forward.w2": ffn,
+    }
+    if model.mlp_matrices == 3:
+        split["output of feed_forward.w3"] = ffn
+    return replicated, split
 
 
 def _attention_core_bytes(model):
-    """Bytes per score: the softmax's output, and with dropout its mask and its result: 5 for GPT."""
-    return ELEMENT_BYTES + model.gpt_style * (MASK_BYTES + ELEMENT_BYTES)
+    """Bytes per score, by tensor: the softmax's output, and with dropout its mask and its result: 5 for GPT."""
+    core = {"output of attention.softmax": ELEMENT_BYTES}
+    if model.gpt_style:
+        core |= {"mask of attention.dropout": MASK_BYTES, "output of attention.dropout": ELEMENT_BYTES}
+    return core
