@@ -1,11 +1,17 @@
 """Every test of this folder leaves no temporary file and no process behind."""
 
 import tempfile
+from pathlib import Path
 
 import psutil
 import pytest
 
+from utils.grading import sandbox
+from utils.grading.student import Server
+
 from .course_fixture import write_course
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -23,3 +29,13 @@ def nothing_left_behind(tmp_path_factory, monkeypatch):
 def course(tmp_path):
     """The path of the solution of a tiny course in a fresh folder."""
     return write_course(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The verify stage's server behind the strongest wall that there is."""
+    chosen, _ = sandbox.choose("auto", ROOT, at_own_risk=True)
+    made = Server(ROOT, chosen)
+    made.worker().end()
+    yield made
+    made.close()

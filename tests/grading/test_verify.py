@@ -11,7 +11,7 @@ import pytest
 
 from utils.grading import box, sandbox
 from utils.grading import student as student_module
-from utils.grading.messages import Call, StudentError, combine
+from utils.grading.messages import StudentError
 from utils.grading.notebook import read
 from utils.grading.student import Server, Student
 from utils.grading.verify import Verifier, cases_from_checks, checks_of, verifier_of
@@ -175,15 +175,6 @@ def adds_what_it_finds(tensor):
 '''
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    chosen, _ = sandbox.choose("auto", ROOT, at_own_risk=True)
-    made = Server(ROOT, chosen)
-    made.worker().end()
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def student(server):
     return Student(server, [["q1-answer", ANSWERS, True]], ROOT)
@@ -234,24 +225,6 @@ def test_collectives_where_they_are_allowed(student):
         "barrier",
         "all_reduce",
     ]
-
-
-@pytest.mark.parametrize(
-    "op, expected",
-    [
-        ("scatter", [[0], [1]]),
-        ("all_to_all", [[0, 4], [1, 5]]),
-        ("gather", [[0, 1, 4, 5], []]),
-        ("reduce", [[4, 6], []]),
-    ],
-)
-def test_what_each_rank_gets_from_a_collective(op, expected):
-    calls = [
-        Call(rank, 1, op, -1, 0, "int64", 2, 0, "sum", np.array([4 * rank, 4 * rank + 1]).tobytes(), 0, 0.0)
-        for rank in range(2)
-    ]
-    combine(calls)
-    assert [np.frombuffer(call.answer, "int64").tolist() for call in calls] == expected
 
 
 @pytest.mark.parametrize(

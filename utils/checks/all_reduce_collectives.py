@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from utils.checks.verdict import SubCheck, outputs_of, wrong
+from utils.checks.verdict import SubCheck, calls_only_in, outputs_of, wrong
 from utils.theory.collectives import (
     all_gather_elements_sent,
     all_reduce_elements_sent,
@@ -18,6 +18,7 @@ def _after(call, world_size, arrays, transposed=False):
     given = "; ".join(_size_in_words(case[0].shape, world_size) for case in arrays)
     cases = [{"arrays": case, "transposed": transposed} for case in arrays]
     outputs = outputs_of(call, "all_reduce.in_place", world_size, given, cases=cases)
+    calls_only_in(outputs, range(len(cases)), given)
     return outputs["results"], outputs["calls"]
 
 

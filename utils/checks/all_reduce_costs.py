@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from utils.checks.numbers import answers, compare
-from utils.checks.verdict import SubCheck, outputs_of, wrong
+from utils.checks.verdict import SubCheck, calls_only_in, outputs_of, wrong
 from utils.theory.collectives import all_reduce_elements_sent, parameter_server_elements
 from utils.theory.memory import copies_of_parameters, data_parallel_bytes, parameter_server_worker_bytes
 from utils.theory.resnet import resnet18_parameters, resnet18_saved_bytes
@@ -24,6 +24,7 @@ def _rounds(call, seed):
         call, "all_reduce.server", _WORKERS + 1, given,
         weights=weights, slopes=slopes, learning_rate=_RATE, rounds=2,
     )  # fmt: skip
+    calls_only_in(outputs, range(2), given)
     return outputs, given, weights, slopes
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from utils.checks.probes.all_reduce import Chain, Net, chain_with, net_with, state_of
-from utils.checks.verdict import SubCheck, outputs_of, wrong
+from utils.checks.verdict import SubCheck, calls_only_in, outputs_of, wrong
 from utils.parallel.data import make_buckets, trainable_parameters
 from utils.theory.collectives import all_reduce_elements_sent
 
@@ -264,6 +264,7 @@ def _overlap(call, seed):
         call, "all_reduce.overlap", world_size, given,
         weights=weights, batches=batches, bucket_bytes=_BUCKET_BYTES, seconds=_SECONDS,
     )  # fmt: skip
+    calls_only_in(outputs, range(2), given)
     buckets = make_buckets(trainable_parameters(chain), _BUCKET_BYTES)
     names = {parameter: name for name, parameter in chain.named_parameters()}
     return outputs, given, expected, [[(names[p], p.numel()) for p in bucket] for bucket in buckets]

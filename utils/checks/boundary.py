@@ -13,8 +13,9 @@ outputs
     error     None, or {"kind", "message", "rank"}: the run failed, and the rest is empty. Kinds are those of RankError
               ("raised", "deadlock", "timeout", "difference", …) and "unpicklable"
     results   what the probe returned, one entry per rank
-    calls     one list per rank: {"op", "peer", "elements", "dtype", "sent_bytes", "start", "waited", "case"} of each
-              communication call in order, as the engine recorded it; `case` is the probe's name for that stretch
+    calls     one list per rank: {"op", "peer", "elements", "dtype", "sent_bytes", "ranks", "start", "waited", "case"} of
+              each communication call in order, as the engine recorded it; `peer` is a global rank, `ranks` are the
+              global ranks of the call's group, `case` is the probe's name for that stretch
     spans     one list per rank: {"name", "start", "end", …} with the tags of each span
     printed   what each rank printed: list of strings
 """
@@ -111,6 +112,7 @@ def _calls(record):
             "elements": item.elements,
             "dtype": item.dtype,
             "sent_bytes": item.sent,
+            "ranks": list(item.ranks),
             "start": item.start,
             "waited": item.waited,
             "case": next((name for start, end, name in cases if start <= item.start <= end), None),

@@ -129,6 +129,17 @@ def outputs_of(call, probe, world_size, given, **arguments):
     raise CheckFailed("\n".join([sentence, *lines, f"  given     {given}", *printed[:8]]))
 
 
+def calls_only_in(outputs, cases, given):
+    """Raise CheckFailed if a rank communicated outside `cases`, the names of the stretches that the probe marks.
+
+    For checks that count the calls of a case: what is sent before or after it would not be counted.
+    """
+    for rank, calls in enumerate(outputs["calls"]):
+        for made in calls:
+            if made["case"] not in cases:
+                raise wrong(f"Rank {rank} called {made['op']} while your function was not running.", given)
+
+
 def _without_our_own_lines(message, probe):
     """The verdict without the frames of the checks: the student's own lines are what counts."""
     ours = (f"{probe.split('.')[0]}.py line", "boundary.py line")

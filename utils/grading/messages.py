@@ -7,17 +7,8 @@ from typing import Any
 
 import numpy as np
 
-COLLECTIVES = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "barrier",
-)
+WORLD = "world"
+BFLOAT16 = "bfloat16"
 REDUCE = {
     "sum": np.sum,
     "product": np.prod,
@@ -44,16 +35,16 @@ class Message:
     tag: int
     values: np.ndarray
     step: int
-
-    @property
-    def bytes(self) -> int:
-        """The size of what was sent."""
-        return self.values.nbytes
+    bytes: int
 
 
 @dataclass
 class Call:
-    """A communication call of a rank, as the router saw it."""
+    """A communication call of a rank, as the router saw it; ``peer``, ``root`` and ``ranks`` are global ranks.
+
+    ``ranks`` are the members of the call's group, in the group's order, and ``group`` is its name.  ``parts`` and
+    ``room`` are the elements that all_to_all sends to each member and has room for from each.
+    """
 
     rank: int
     number: int
@@ -67,6 +58,10 @@ class Call:
     data: bytes
     clock: int
     start: float
+    group: str
+    ranks: tuple[int, ...]
+    parts: tuple[int, ...] = ()
+    room: tuple[int, ...] = ()
     waited: float | None = None
     step: int | None = None
     source: int = -1
@@ -76,7 +71,22 @@ class Call:
         if self.op in ("send", "recv"):
             other = f"rank {self.peer}" if self.peer >= 0 else "any rank"
             return f"{self.op} {'to' if self.op == 'send' else 'from'} {other}"
-        return f"{self.op} of {self.elements} elements of {self.dtype}" if self.elements else self.op
+        what = f"{self.op} of {self.elements} elements of {self.dtype}" if self.elements else self.op
+        return what if self.group == WORLD else f"{what} in the group of ranks {list(self.ranks)}"
+
+    @property
+    def element_bytes(self) -> int:
+        """The size of one element."""
+        return element_bytes(self.dtype)
+
+    @property
+    def part_bytes(self) -> tuple[float, float] | None:
+        """What all_to_all sends and receives without the rank's own part; ``None`` for other calls."""
+        if self.op != "all_to_all":
+            return None
+        own = self.ranks.index(self.rank)
+        sent, received = (sum(sizes) - sizes[own] for sizes in (self.parts, self.room))
+        return float(sent * self.element_bytes), float(received * self.element_bytes)
 
 
 @dataclass(frozen=True)
@@ -114,8 +124,12 @@ class RoutedRun:
 
 
 def combine(calls: list[Call]) -> None:
-    """Put what each rank gets from a collective into its call's ``answer``; ``calls`` has one for each rank, in order."""
-    op, root, world_size = calls[0].op, calls[0].root, len(calls)
+    """Put what each rank gets from a collective into its call's ``answer``; ``calls`` are in the group's order.
+
+    Raises ``StudentError`` if the parts of an all_to_all do not fit the room that was made for them.
+    """
+    op, world_size = calls[0].op, len(calls)
+    root = calls[0].ranks.index(calls[0].root)
     data = [call.data for call in calls]
     if op == "barrier":
         return
@@ -124,20 +138,61 @@ def combine(calls: list[Call]) -> None:
     elif op in ("all_gather", "gather"):
         answers = [b"".join(data)] * world_size
     elif op == "scatter":
-        answers = _cut(data[root], world_size)
+        answers = _cut(data[root], _equal(data[root], world_size))
     elif op == "all_to_all":
-        pieces = [_cut(piece, world_size) for piece in data]
-        answers = [
-            b"".join(pieces[source][target] for source in range(world_size)) for target in range(world_size)
-        ]
+        answers = _exchanged(calls)
     else:
-        stacked = np.stack([np.frombuffer(piece, dtype=calls[0].dtype) for piece in data])
-        total = REDUCE[calls[0].reduce](stacked, axis=0).astype(stacked.dtype).tobytes()
-        answers = _cut(total, world_size) if op == "reduce_scatter" else [total] * world_size
+        stacked = np.stack([numbers_of(piece, calls[0].dtype) for piece in data])
+        total = bytes_of(REDUCE[calls[0].reduce](stacked, axis=0).astype(stacked.dtype), calls[0].dtype)
+        scattered = op == "reduce_scatter"
+        answers = _cut(total, _equal(total, world_size)) if scattered else [total] * world_size
     for call, answer in zip(calls, answers):
-        call.answer = answer if op not in ("reduce", "gather") or call.rank == root else b""
+        call.answer = answer if op not in ("reduce", "gather") or call.rank == call.root else b""
 
 
-def _cut(data: bytes, parts: int) -> list[bytes]:
-    size = len(data) // parts
-    return [data[number * size : (number + 1) * size] for number in range(parts)]
+def _exchanged(calls: list[Call]) -> list[bytes]:
+    for source, giver in enumerate(calls):
+        for target, taker in enumerate(calls):
+            if giver.parts[target] != taker.room[source]:
+                raise StudentError(
+                    f"all_to_all: rank {giver.rank} gave {giver.parts[target]} elements to rank {taker.rank}, which had "
+                    f"made room for {taker.room[source]}",
+                    "difference",
+                    giver.rank,
+                )
+    pieces = [_cut(call.data, [size * call.element_bytes for size in call.parts]) for call in calls]
+    return [b"".join(piece[target] for piece in pieces) for target in range(len(calls))]
+
+
+def _equal(data: bytes, parts: int) -> list[int]:
+    return [len(data) // parts] * parts
+
+
+def _cut(data: bytes, sizes: list[int]) -> list[bytes]:
+    ends = np.cumsum(sizes).tolist()
+    return [data[end - size : end] for end, size in zip(ends, sizes)]
+
+
+def element_bytes(dtype: str) -> int:
+    """Return the size of an element; numpy has no bfloat16.
+
+    >>> element_bytes("bfloat16"), element_bytes("float64")
+    (2, 8)
+    """
+    return 2 if dtype == BFLOAT16 else np.dtype(dtype).itemsize
+
+
+def numbers_of(data: bytes, dtype: str) -> np.ndarray:
+    """Return the numbers in ``data``; bfloat16 comes as float32, of which it is the upper half."""
+    if dtype != BFLOAT16:
+        return np.frombuffer(data, dtype=dtype)
+    return (np.frombuffer(data, dtype="uint16").astype("uint32") << 16).view("float32")
+
+
+def bytes_of(numbers: np.ndarray, dtype: str) -> bytes:
+    """Return ``numbers`` as bytes, for bfloat16 rounded to the nearest (to even when two are as near)."""
+    if dtype != BFLOAT16:
+        return numbers.tobytes()
+    bits = numbers.astype("float32").view("uint32")
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(numbers), 0x7FC0, rounded).astype("uint16").tobytes()

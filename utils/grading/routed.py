@@ -14,11 +14,11 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from utils.grading import plain_data
-from utils.grading.messages import COLLECTIVES, REDUCE, Call, Mark, Message, RoutedRun, StudentError, combine
+from utils.grading.may_call import COLLECTIVES, EVERYTHING
+from utils.grading.messages import Call, Mark, Message, RoutedRun, StudentError, combine, numbers_of
 from utils.grading.plain_data import BadData, Closed
+from utils.grading.routed_calls import call_from
 
 MOST_CALLS = 100_000
 
@@ -28,7 +28,7 @@ class _Rank:
     clock: int = 0
     calls: dict[int, Call] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
-    collectives: int = 0
+    collectives: dict[tuple, int] = field(default_factory=lambda: defaultdict(int))
     waits_for: Call | None = None
     finished: bool = False
     value: Any = None
@@ -41,13 +41,16 @@ class Router:
         channels: a socket for each rank.
         call_ids: what each rank's result must carry.
         deadline: when the run is over (``time.monotonic``).
+        allowed: what the ranks may call; see :mod:`utils.grading.may_call`.
     """
 
-    def __init__(self, channels: list, call_ids: list[str], deadline: float):
-        self._channels, self._ids, self._deadline = channels, call_ids, deadline
+    def __init__(
+        self, channels: list, call_ids: list[str], deadline: float, allowed: tuple[str, ...] = EVERYTHING
+    ):
+        self._channels, self._ids, self._deadline, self._allowed = channels, call_ids, deadline, allowed
         self._ranks = [_Rank() for _ in channels]
         self._waiting: dict[tuple, deque[Call]] = defaultdict(deque)
-        self._together: dict[int, dict[int, Call]] = defaultdict(dict)
+        self._together: dict[tuple, dict[int, Call]] = defaultdict(dict)
         self._messages: list[Message] = []
 
     def run(self) -> RoutedRun:
@@ -87,6 +90,8 @@ class Router:
                 self._call(rank, frame)
             elif frame.get("op") == "wait":
                 self._wait(rank, frame)
+            elif frame.get("op") == "poll":
+                self._poll(rank, frame)
             elif frame.get("op") == "mark":
                 self._mark(rank, frame)
             elif frame.get("op") == "result" and frame.get("id") == self._ids[rank]:
@@ -104,60 +109,11 @@ class Router:
             raise StudentError(f"rank {rank}: sent {error}", "unpicklable", rank) from None
 
     def _call(self, rank: int, frame: dict) -> None:
-        numbers = [frame.get(name) for name in ("number", "peer", "tag", "elements", "root")]
-        dtype, data, reduce = frame.get("dtype"), frame.get("data"), frame.get("reduce")
-        state, world_size = self._ranks[rank], len(self._ranks)
-        if not (
-            all(type(number) is int for number in numbers)
-            and type(data) is str
-            and dtype in plain_data.DTYPES
-            and reduce in REDUCE
-            and numbers[0] not in state.calls
-            and len(state.calls) < MOST_CALLS
-        ):
+        state = self._ranks[rank]
+        if frame.get("number") in state.calls or len(state.calls) >= MOST_CALLS:
             raise BadData("a message that is not in order")
-        number, peer, tag, elements, root = numbers
-        if frame["op"] in ("send", "recv") and (
-            not -1 <= peer < world_size or peer == rank or (frame["op"], peer) == ("send", -1)
-        ):
-            raise StudentError(
-                f"rank {rank}: {frame['op']} with rank {peer}; the others are 0 to {world_size - 1}",
-                "raised",
-                rank,
-            )
-        if not 0 <= root < world_size:
-            raise StudentError(
-                f"rank {rank}: {frame['op']} with root {root}; there are ranks 0 to {world_size - 1}",
-                "raised",
-                rank,
-            )
-        try:
-            raw = base64.b64decode(data, validate=True)
-        except ValueError:
-            raise BadData("a message whose data is damaged") from None
-        parts = world_size if frame["op"] in ("all_gather", "gather") else 1
-        expected = (
-            0
-            if frame["op"] == "recv" or (frame["op"] == "scatter" and root != rank)
-            else elements * np.dtype(dtype).itemsize
-        )
-        if not 0 <= elements < 1 << 40 or len(raw) * parts != expected:
-            raise BadData("a message whose data does not fit its size")
-        call = Call(
-            rank,
-            number,
-            frame["op"],
-            peer,
-            tag,
-            dtype,
-            elements,
-            root,
-            reduce,
-            raw,
-            state.clock,
-            time.monotonic(),
-        )
-        state.calls[number] = call
+        call = call_from(frame, rank, len(self._ranks), self._allowed, state.clock)
+        state.calls[call.number] = call
         if call.op == "send":
             self._send(call)
         elif call.op == "recv":
@@ -166,19 +122,20 @@ class Router:
             self._collective(call)
 
     def _send(self, call: Call) -> None:
-        for wanted in (("recv", call.rank, call.peer, call.tag), ("recv", -1, call.peer, call.tag)):
+        where = (call.group, call.ranks, call.tag)
+        for wanted in (("recv", call.rank, call.peer, where), ("recv", -1, call.peer, where)):
             if self._waiting[wanted]:
                 self._match(call, self._waiting[wanted].popleft())
                 return
-        self._waiting[("send", call.rank, call.peer, call.tag)].append(call)
+        self._waiting[("send", call.rank, call.peer, where)].append(call)
 
     def _recv(self, call: Call) -> None:
-        sources = [call.peer] if call.peer >= 0 else range(len(self._ranks))
-        for source in sources:
-            if self._waiting[("send", source, call.rank, call.tag)]:
-                self._match(self._waiting[("send", source, call.rank, call.tag)].popleft(), call)
+        where = (call.group, call.ranks, call.tag)
+        for source in [call.peer] if call.peer >= 0 else call.ranks:
+            if self._waiting[("send", source, call.rank, where)]:
+                self._match(self._waiting[("send", source, call.rank, where)].popleft(), call)
                 return
-        self._waiting[("recv", call.peer, call.rank, call.tag)].append(call)
+        self._waiting[("recv", call.peer, call.rank, where)].append(call)
 
     def _match(self, sent: Call, wanted: Call) -> None:
         if (sent.elements, sent.dtype) != (wanted.elements, wanted.dtype):
@@ -189,18 +146,19 @@ class Router:
                 sent.rank,
             )
         step = max(sent.clock, wanted.clock) + 1
-        values = np.frombuffer(sent.data, dtype=sent.dtype)
-        self._messages.append(Message(sent.rank, wanted.rank, sent.tag, values, step))
-        wanted.answer, wanted.source = sent.data, sent.rank
+        values = numbers_of(sent.data, sent.dtype)
+        self._messages.append(Message(sent.rank, wanted.rank, sent.tag, values, step, len(sent.data)))
+        wanted.answer, wanted.source = sent.data, sent.ranks.index(sent.rank)
         self._completed([sent, wanted], step)
 
     def _collective(self, call: Call) -> None:
-        state = self._ranks[call.rank]
-        calls = self._together[state.collectives]
-        state.collectives += 1
+        group = (call.group, call.ranks)
+        counted = self._ranks[call.rank].collectives
+        calls = self._together[(*group, counted[group])]
+        counted[group] += 1
         calls[call.rank] = call
         first = next(iter(calls.values()))
-        same = ("op", "elements", "dtype", "root", "reduce")
+        same = ("op", "dtype", "root", "reduce") + (() if call.op == "all_to_all" else ("elements",))
         if any(getattr(call, name) != getattr(first, name) for name in same):
             raise StudentError(
                 f"the ranks did not call what belongs together: rank {first.rank} {first}, rank {call.rank} "
@@ -208,8 +166,8 @@ class Router:
                 "difference",
                 call.rank,
             )
-        if len(calls) == len(self._ranks):
-            combine([calls[rank] for rank in range(len(self._ranks))])
+        if len(calls) == len(call.ranks):
+            combine([calls[rank] for rank in call.ranks])
             self._completed(list(calls.values()), max(one.clock for one in calls.values()) + 1)
 
     def _completed(self, calls: list[Call], step: int) -> None:
@@ -227,22 +185,25 @@ class Router:
         if call.step is not None:
             self._answer(call)
 
+    def _poll(self, rank: int, frame: dict) -> None:
+        call = self._ranks[rank].calls.get(frame.get("number")) if type(frame.get("number")) is int else None
+        if call is None:
+            raise BadData("a question about a call that it did not make")
+        self._tell(rank, {"number": call.number, "matched": call.step is not None})
+
     def _answer(self, call: Call) -> None:
         state = self._ranks[call.rank]
         state.clock, state.waits_for = max(state.clock, call.step), None
-        try:
-            self._channels[call.rank].settimeout(max(1e-3, self._deadline - time.monotonic()))
-            plain_data.send(
-                self._channels[call.rank],
-                {
-                    "number": call.number,
-                    "source": call.source,
-                    "data": base64.b64encode(call.answer).decode(),
-                },
-            )
-        except OSError:
-            raise StudentError(f"rank {call.rank}: its process ended", "killed", call.rank) from None
+        data = base64.b64encode(call.answer).decode()
+        self._tell(call.rank, {"number": call.number, "source": call.source, "data": data})
         call.answer = b""
+
+    def _tell(self, rank: int, fields: dict) -> None:
+        try:
+            self._channels[rank].settimeout(max(1e-3, self._deadline - time.monotonic()))
+            plain_data.send(self._channels[rank], fields)
+        except OSError:
+            raise StudentError(f"rank {rank}: its process ended", "killed", rank) from None
 
     def _mark(self, rank: int, frame: dict) -> None:
         kind, number, name, tags = (frame.get(key) for key in ("kind", "number", "name", "tags"))

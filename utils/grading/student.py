@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 from nbformat import NotebookNode
 
 from utils.grading import box, plain_data
 from utils.grading.errors import GradingError
 from utils.grading.kernel import environment
-from utils.grading.messages import COLLECTIVES, Call, Mark, RoutedRun, StudentError
+from utils.grading.may_call import EVERYTHING, SEND
+from utils.grading.messages import Call, Mark, RoutedRun, StudentError
 from utils.grading.notebook import is_answer, is_check
 from utils.grading.plain_data import BadData, Closed
 from utils.grading.routed import Router
@@ -172,19 +172,23 @@ class Student:
         """Call ``name(*arguments[rank])`` on ``len(arguments)`` ranks whose messages go through this process.
 
         The default process group is ready on each rank; only ``send``, ``recv``, ``isend``, ``irecv``,
-        ``batch_isend_irecv`` and the ``collectives`` exist.  Other arguments and errors are those of :meth:`call`.
+        ``batch_isend_irecv`` and the ``collectives`` exist (``"new_group"`` among them allows groups and meshes).
+        Other arguments and errors are those of :meth:`call`.
         """
         request = {"functions": [name], "probe": "", "tensors": tensors}
-        run = self._run(request, arguments, seconds, len(arguments), tuple(collectives))
+        run = self._run(request, arguments, seconds, len(arguments), (SEND, *collectives))
         return replace(run, values=[value["value"] for value in run.values])
 
-    def probe(self, functions: list[str], inputs: dict) -> dict:
-        """Do what the ``call`` of :mod:`utils.checks.boundary` does, behind the wall: same inputs, same outputs."""
+    def probe(self, functions: list[str], inputs: dict, may_call: Iterable[str] = EVERYTHING) -> dict:
+        """Do what the ``call`` of :mod:`utils.checks.boundary` does, behind the wall: same inputs, same outputs.
+
+        ``may_call`` is what the question may call; :mod:`utils.grading.routed_group` has the words.
+        """
         world_size = int(inputs["world_size"])
         request = {"functions": functions, "probe": str(inputs["probe"]), "tensors": False}
         arguments = [own_part(inputs["arguments"], rank, world_size) for rank in range(world_size)]
         try:
-            run = self._run(request, arguments, CALL_SECONDS, world_size, COLLECTIVES)
+            run = self._run(request, arguments, CALL_SECONDS, world_size, tuple(may_call))
         except StudentError as error:
             return {
                 "error": {"kind": error.kind, "message": str(error), "rank": error.rank},
@@ -196,7 +200,7 @@ class Student:
         return {
             "error": None,
             "results": [value["value"] for value in run.values],
-            "calls": [boundary_calls(calls, marks, world_size) for calls, marks in zip(run.calls, run.marks)],
+            "calls": [boundary_calls(calls, marks) for calls, marks in zip(run.calls, run.marks)],
             "spans": [boundary_spans(marks) for marks in run.marks],
             "printed": [str(value["printed"]) for value in run.values],
         }
@@ -226,7 +230,7 @@ class Student:
             ids = [secrets.token_hex(8) for _ in channels]
             for channel, call_id, values in zip(channels, ids, arguments):
                 self._tell(channel, request | {"id": call_id, "arguments": plain_data.encode(values)})
-            run = Router(channels, ids, time.monotonic() + seconds).run()
+            run = Router(channels, ids, time.monotonic() + seconds, allowed).run()
             for rank, value in enumerate(run.values):
                 if type(value) is not dict or value.keys() != {"value", "printed"}:
                     raise StudentError(f"rank {rank}: sent a result of the wrong form", "unpicklable", rank)
@@ -273,7 +277,7 @@ def own_part(value: Any, rank: int, world_size: int) -> Any:
     return parts
 
 
-def boundary_calls(calls: Iterable[Call], marks: Iterable[Mark], world_size: int) -> list[dict]:
+def boundary_calls(calls: Iterable[Call], marks: Iterable[Mark]) -> list[dict]:
     """Return a rank's calls in the form of :mod:`utils.checks.boundary`, with sizes and times as the router saw them."""
     from utils.checks.boundary import CASE
     from utils.ranks.definitions import bytes_by_definition
@@ -295,10 +299,12 @@ def boundary_calls(calls: Iterable[Call], marks: Iterable[Mark], world_size: int
             "waited": call.waited,
             "sent_bytes": bytes_by_definition(
                 call.op,
-                call.elements * np.dtype(call.dtype).itemsize,
-                world_size,
+                call.elements * call.element_bytes,
+                len(call.ranks),
                 is_root=call.root == call.rank,
+                parts=call.part_bytes,
             )[0],
+            "ranks": list(call.ranks),
             "case": next((case for start, end, case in cases if start <= call.start <= end), None),
         }
         for call in calls

@@ -89,6 +89,8 @@ def _worker(channel: socket.socket) -> None:
     os.environ.update({name: os.getcwd() for name in ("HOME", "TMPDIR", "MPLCONFIGDIR", "IPYTHONDIR")})
     sys.path.insert(0, start["root"])
     if start["world_size"]:
+        _module("may_call")
+        _module("routed_line")
         group = _module("routed_group")
         group.join(channel, start["rank"], start["world_size"], tuple(start["allowed"]))
         with contextlib.suppress(ImportError):

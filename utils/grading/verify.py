@@ -29,6 +29,7 @@ from nbformat import NotebookNode
 
 import utils
 from utils.grading.grade import SubCheck
+from utils.grading.may_call import EVERYTHING
 from utils.grading.notebook import is_answer
 from utils.grading.sandbox import Sandbox
 from utils.grading.student import Server, Student, cells_of
@@ -101,14 +102,24 @@ def cases_from_checks(module: ModuleType) -> dict[str, CasesOf]:
     """Return cases that run the sub-checks of a lab's own check module behind the wall, with fresh seeds.
 
     The module has ``QUESTIONS`` (for each question its sub-checks, as in :mod:`utils.checks.verdict`) and ``FUNCTIONS``
-    (the names of the student's functions).
+    (the names of the student's functions).  ``MAY_CALL``, if there is one, says what each question may call: see
+    :mod:`utils.grading.routed_group`.
+
+    Raises ``ValueError`` for a word in ``MAY_CALL`` that is none.
     """
     functions = getattr(module, "FUNCTIONS", None) or getattr(module, "_FUNCTIONS", {})
+    may_call = getattr(module, "MAY_CALL", None)
+    for question, words in (may_call or {}).items():
+        if unknown := set(words) - set(EVERYTHING):
+            raise ValueError(
+                f"MAY_CALL[{question!r}] has {sorted(unknown)}; the words are {', '.join(EVERYTHING)}."
+            )
 
     def cases_of(question: str) -> CasesOf:
         def cases(student: Student, random: np.random.Generator) -> list[Case]:
             seed = int(random.integers(1 << 31))
-            call = functools.partial(student.probe, list(functions[question]))
+            words = EVERYTHING if may_call is None else tuple(may_call.get(question, ()))
+            call = functools.partial(student.probe, list(functions[question]), may_call=words)
             return [
                 Case(sub.name, functools.partial(sub.check, call, seed)) for sub in module.QUESTIONS[question]
             ]
