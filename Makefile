@@ -11,6 +11,7 @@ VENV = .venv
 LAB_ARGS =
 PIP_ARGS =
 WORKERS = 2
+MEGATRON = megatron-core==0.16.1
 
 # The first Python that is new enough. A name can exist and not run (pyenv has such), so each one is tried.
 PYTHON = $(shell for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \
@@ -32,7 +33,7 @@ CLEAN_SETTINGS = MPLCONFIGDIR="$(CURDIR)/build/matplotlib" IPYTHONDIR="$(CURDIR)
 AS_ROOT = $(shell test "$$(id -u)" = 0 && echo --allow-root)
 RUN_NOTEBOOKS = $(CLEAN_SETTINGS) $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout 120
 
-.PHONY: help lab test test-fast test-unit test-labs test-notebooks lint bench release notebooks clean
+.PHONY: help lab test test-fast test-unit test-labs test-notebooks lint bench peers release notebooks clean
 .PHONY: install-lab install-test
 .NOTPARALLEL:
 
@@ -64,6 +65,13 @@ lint: $(READY_TEST)  ## look for mistakes and style in the code
 
 bench: $(READY_TEST)  ## measure: prints every benchmark's figures
 	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+
+peers: build/peers/megatron  ## compare the layers with Megatron's own (installed apart, into build/peers; not in make test)
+	PYTHONPATH=build/peers $(PY) -m pytest tests/peers
+
+build/peers/megatron: $(READY_TEST)
+	$(PY) -m pip install --quiet $(PIP_ARGS) --upgrade --no-deps --target build/peers "$(MEGATRON)"
+	@touch $@
 
 release: $(READY_TEST)  ## write labs/ from solutions/
 	$(PY) -m utils.cli release
