@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from utils.widgets.all_reduce import compare_algorithms, ring_steps
 from utils.widgets.all_reduce_algorithms import SIZES, WORLD_SIZES
+from utils.widgets.zero import SIZES as MODEL_SIZES
+from utils.widgets.zero import plan_memory
 
 WIDGETS = [
     ("ring_steps, N = 2", ring_steps(2), "step", range(3)),
@@ -23,6 +25,8 @@ WIDGETS = [
     ("ring_steps, N = 8", ring_steps(8), "step", range(15)),
     ("compare_algorithms, message", compare_algorithms(), "n_bytes", SIZES),
     ("compare_algorithms, N", compare_algorithms(), "world_size", WORLD_SIZES),
+    ("plan_memory, Ψ", plan_memory(), "parameters", MODEL_SIZES),
+    ("plan_memory, stage", plan_memory(), "stage", range(4)),
 ]
 
 

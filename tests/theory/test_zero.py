@@ -20,7 +20,6 @@ from utils.theory.presets import MODELS, gpt_of_size, gpt_with_layers
 from utils.theory.traffic import zero_elements_per_step
 from utils.theory.units import GB, GiB
 from utils.theory.zero import (
-    gathered_layer_bytes,
     largest_gpt,
     zero_bytes_per_step,
     zero_peak_bytes,
@@ -61,7 +60,8 @@ def test_the_papers_example_and_its_activations(stage, state):
     rank = zero_rank_bytes(PSI, MODEL, stage=stage, world_size=64, micro_batch=2)
     assert round(rank.state_bytes / GB, 1) == state
     assert rank.activations == MODEL.layers * layer_activation_bytes(MODEL, 2) and rank.cpu_bytes == 0
-    assert rank.total_bytes == rank.state_bytes + rank.activations
+    assert rank.gathered == (2 * MODEL.layer_parameters if stage == 3 else 0)
+    assert rank.total_bytes == rank.state_bytes + rank.gathered + rank.activations
 
 
 @pytest.mark.parametrize("recomputation", ["none", "selective", "full"])
@@ -71,8 +71,7 @@ def test_the_same_as_the_planner_of_layouts(stage, recomputation):
     layout = Layout(data=8, micro_batch=2, zero_stage=stage, recomputation=recomputation)
     planned = rank_bytes(MODEL, layout, batch=16, recipe="mixed adam")
     mine = zero_rank_bytes(MODEL.parameters, MODEL, "mixed adam", stage, 8, 2, recomputation)
-    gathered = gathered_layer_bytes(MODEL) if stage == 3 else 0
-    assert mine.parameters + gathered == pytest.approx(planned.parameters, rel=1e-4)
+    assert mine.parameters + mine.gathered == pytest.approx(planned.parameters, rel=1e-4)
     assert mine.optimizer == pytest.approx(planned.optimizer, rel=1e-4)
     assert mine.activations == planned.activations
 

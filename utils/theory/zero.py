@@ -21,23 +21,27 @@ parameters  and the parameters, in stage 3
 
 @dataclass(frozen=True)
 class ZeroBytes:
-    """Bytes on one rank's GPU, by part, and in the CPU's memory for this rank."""
+    """Bytes on one rank's GPU, by part, and in the CPU's memory for this rank.
+
+    gathered: one layer's parameters, whole while it computes, beside the shards of stage 3.
+    """
 
     parameters: float
     gradients: float
     optimizer: float
+    gathered: float
     activations: float
     cpu_bytes: float = 0.0
 
     @property
     def state_bytes(self):
-        """On the GPU, without activations."""
+        """On the GPU, what stays from step to step."""
         return self.parameters + self.gradients + self.optimizer
 
     @property
     def total_bytes(self):
         """On the GPU."""
-        return self.state_bytes + self.activations
+        return self.state_bytes + self.gathered + self.activations
 
 
 def zero_rank_bytes(
@@ -55,8 +59,7 @@ def zero_rank_bytes(
     model: a Transformer, for the activations only, which count 16 bits whatever the recipe.
     micro_batch: b sequences of the model's length on each rank.
 
-    Under full recomputation the activations hold one layer's whole activations too, while it is computed again. What
-    stage 3 gathers is not counted: see `gathered_layer_bytes`.
+    Under full recomputation the activations hold one layer's whole activations too, while it is computed again.
     """
     one_of("offload", offload, OFFLOADS)
     state = vars(training_state(parameters, recipe, stage, world_size))
@@ -70,12 +73,8 @@ def zero_rank_bytes(
     }[offload]
     leaving = {part for part, first in leaves_from_stage.items() if stage >= first}
     on_gpu = {part: 0.0 if part in leaving else n_bytes for part, n_bytes in state.items()}
-    return ZeroBytes(**on_gpu, activations=activations, cpu_bytes=sum(state[part] for part in leaving))
-
-
-def gathered_layer_bytes(model, recipe="mixed adam"):
-    """Bytes of one layer's parameters: what a rank of stage 3 holds whole, beside its shards, while it computes."""
-    return recipe_of(recipe).parameters * model.layer_parameters
+    gathered = recipe_of(recipe).parameters * model.layer_parameters if stage == 3 else 0.0
+    return ZeroBytes(**on_gpu, gathered=gathered, activations=activations, cpu_bytes=sum(state[part] for part in leaving))
 
 
 def zero_peak_bytes(parameters, largest_block, largest_parameter, recipe="mixed adam", stage=0, world_size=1):
