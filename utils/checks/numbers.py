@@ -24,4 +24,5 @@ def compare(came, expected, name, questions, hint=lambda question, value, right:
 
 def in_words(name, question):
     """A call as the student would write it: name(1,000, 'adam')."""
-    return f"{name}({', '.join(f'{part:,}' if isinstance(part, int) else repr(part) for part in question)})"
+    numbers = (f"{part:,}" if type(part) is int else repr(part) for part in question)  # True is no number
+    return f"{name}({', '.join(numbers)})"

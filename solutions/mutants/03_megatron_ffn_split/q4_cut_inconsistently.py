@@ -1,0 +1,16 @@
+"""gate and up are cut differently
+
+gate in blocks of neighbours, up like cards: the shapes fit, the products do not.
+"""
+
+def swiglu_shards(gate_up, down, rank, ranks):
+    """This rank's parts of gate_up, as [gate | up], and of down."""
+    gate, up = gate_up.chunk(2, dim=1)
+    mine = gate.tensor_split(ranks, dim=1)[rank], up[:, rank::ranks]
+    return torch.cat(mine, dim=1), down.tensor_split(ranks, dim=0)[rank]
+
+
+def parallel_swiglu(x, gate_up, down):
+    """y = (SiLU(x·gate) ⊙ x·up) · down from this rank's parts."""
+    gate, up = (copy_to_group(x) @ gate_up).chunk(2, dim=-1)
+    return reduce_from_group((F.silu(gate) * up) @ down)
