@@ -10,7 +10,7 @@ seed instead. The sub-checks are in `all_reduce_collectives` (q1 to q3), `all_re
 """
 
 from utils.checks import all_reduce_collectives, all_reduce_costs, all_reduce_training
-from utils.checks.verdict import check_all, first_failure
+from utils.checks.verdict import check_all, check_everything
 
 QUESTIONS = {
     **all_reduce_collectives.QUESTIONS,
@@ -43,13 +43,7 @@ MAY_CALL = {
 
 def everything(namespace, seed=0):
     """Check all questions with the functions found in `namespace`, usually `globals()`; print a line for each."""
-    for question, names in FUNCTIONS.items():
-        missing = [name for name in names if not callable(namespace.get(name))]
-        if missing:
-            message = f"{missing[0]} is not defined: run the cell of its exercise."
-        else:
-            message = first_failure(question, QUESTIONS[question], [namespace[name] for name in names], seed)
-        print(f"{question}: {'not yet: ' + message.splitlines()[0] if message else 'passed'}")
+    check_everything(QUESTIONS, FUNCTIONS, namespace, seed)
 
 
 def q1(reduce_scatter, seed=1):

@@ -82,6 +82,17 @@ def first_failure(question, sub_checks, functions, seed):
     return ""
 
 
+def check_everything(questions, functions, namespace, seed):
+    """Check all `questions` with the `functions` found in `namespace`, usually `globals()`; print a line for each."""
+    for question, names in functions.items():
+        missing = [name for name in names if not callable(namespace.get(name))]
+        if missing:
+            message = f"{missing[0]} is not defined: run the cell of its exercise."
+        else:
+            message = first_failure(question, questions[question], [namespace[name] for name in names], seed)
+        print(f"{question}: {'not yet: ' + message.splitlines()[0] if message else 'passed'}")
+
+
 def _result(sub_check, call, seed):
     try:
         sub_check.check(call, seed)
