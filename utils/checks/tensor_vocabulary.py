@@ -13,12 +13,12 @@ _PADDING = 1e4  # what stands where no word is: large enough to be seen wherever
 _IGNORED = -100
 
 
-def _padded(array, ranks):
-    """Blocks of ceil(v / ranks) along the last dimension, the rest filled with _PADDING: one for each rank."""
+def _padded(array, ranks, padding=_PADDING):
+    """Blocks of ceil(v / ranks) along the last dimension, the rest filled with `padding`: one for each rank."""
     per_rank = -(-array.shape[-1] // ranks)
     missing = per_rank * ranks - array.shape[-1]
     width = [(0, 0)] * (array.ndim - 1) + [(0, missing)]
-    whole = np.pad(array, width, constant_values=_PADDING)
+    whole = np.pad(array, width, constant_values=padding)
     return [np.ascontiguousarray(part) for part in np.split(whole, ranks, axis=-1)]
 
 
@@ -81,7 +81,7 @@ def _loss(call, seed, ranks, vocab, scale=1.0, ignored=0):
     parts = _padded(logits, ranks)
     per_rank = parts[0].shape[-1]
     given = f"{ranks} ranks, {vocab} words, {per_rank} columns on each rank"
-    given += f" of which {per_rank * ranks - vocab} are padding" if per_rank * ranks > vocab else ""
+    given += f", {per_rank * ranks - vocab} of them padding" if per_rank * ranks > vocab else ""
     given += f", logits up to {abs(logits).max():,.0f}" if scale > 1 else ""
     given += f", {ignored} of {_TOKENS} targets are {_IGNORED}" if ignored else ""
     outputs = outputs_of(
@@ -153,6 +153,11 @@ def _padding(call, seed):
             "columns from the vocabulary's size on are no words: they belong neither in the sum of the exponentials "
             "nor in the maximum"
         )
+        with_zeros = np.concatenate(_padded(logits, ranks, 0.0), axis=-1)
+        as_zero = F.cross_entropy(torch.from_numpy(with_zeros).flatten(0, 1), torch.from_numpy(targets).flatten())
+        for result in outputs["results"]:
+            if close(result["loss"], as_zero):
+                hint = "padding that is set to 0 still counts, as exp(0) = 1: set it to minus infinity"
         _check_loss(outputs, given, logits, targets, loss, ranks, hint)
         _check_slopes(outputs, given, slopes)
 

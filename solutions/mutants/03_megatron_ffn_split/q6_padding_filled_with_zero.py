@@ -1,4 +1,4 @@
-"""columns from the vocabulary's size on are no words: they
+"""padding that is set to 0 still counts
 
 A logit of 0 is a word like any other: exp(0) = 1.
 """
