@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from utils import launch  # noqa: E402
-from utils.ranks import rank, recorder  # noqa: E402
+from utils.ranks import doors, rank  # noqa: E402
 
 
 def one_megabyte(x=torch.ones(262_144)):  # noqa: B008  one tensor for all calls
@@ -35,18 +35,18 @@ def one_addition(x=torch.ones(16)):  # noqa: B008
 def seconds_in_turns(call, times, blocks):
     """[(with, without), …]: mean seconds of `call` in blocks that take turns, on this rank."""
     pairs = []
-    for _ in range(blocks + 1):
-        pair = []
-        for recorded in (True, False):
-            recorder.uninstall()
+    for turn in range(blocks + 1):
+        pair = {}
+        for recorded in (True, False) if turn % 2 else (False, True):  # neither always comes first
+            doors.uninstall()
             if recorded:
-                recorder.install(rank._recorder)
+                doors.install(rank._recorder)
             dist.barrier()
             begin = time.perf_counter()
             for _ in range(times):
                 call()
-            pair.append((time.perf_counter() - begin) / times)
-        pairs.append(pair)
+            pair[recorded] = (time.perf_counter() - begin) / times
+        pairs.append((pair[True], pair[False]))
     return pairs[1:]  # the first turn warms up
 
 

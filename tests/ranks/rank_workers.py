@@ -215,6 +215,45 @@ def uneven_all_to_all():
     dist.all_to_all_single(torch.empty(3, 5), torch.ones(2 * (rank + 1), 5), [1, 2], [rank + 1] * 2)
 
 
+def uneven_all_to_all_in_a_group():
+    rank, group = dist.get_rank(), dist.new_group([0, 2])
+    if rank in (0, 2):  # every member sends one row to the first and two rows to the second, a list of two or of one
+        rows = 1 if rank == 0 else 2
+        dist.all_to_all_single(torch.empty(2 * rows, 5), torch.ones(3, 5), [rows] * 2, [1, 2], group=group)
+
+
+def through_either_door(elements):
+    """The same calls, first as `torch.distributed` makes them, then in the forms that only the operators see."""
+    group, rank = dist.group.WORLD, dist.get_rank()
+    x = torch.full((elements,), float(rank + 1))
+    peer = dict(group_dst=1) if rank == 0 else dict(group_src=0)
+    dist.all_reduce(x)
+    dist.all_reduce(x, async_op=True).wait()
+    (dist.send if rank == 0 else dist.recv)(x, **peer, tag=3)
+    with_tensor = x.clone()
+    group.allreduce(with_tensor).wait()
+    group.allreduce(tensors=[with_tensor]).wait()
+    (group.send if rank == 0 else group.recv)([x], 1 - rank, tag=3).wait()
+    return x, with_tensor
+
+
+def works_in_a_callback():
+    """What runs when a call is done may make tensors and make calls, as DDP's hooks do."""
+    x = torch.ones(3)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    return future.then(lambda done: float((done.value()[0] + torch.ones(3)).sum())).wait()
+
+
+def waits_out_of_order():
+    x = [torch.ones(4) for _ in range(3)]
+    works = [dist.all_reduce(part, async_op=True) for part in x]
+    other = (dist.isend if dist.get_rank() == 0 else dist.irecv)(torch.ones(2), 1 - dist.get_rank())
+    for work in (works[2], works[0], other, works[1]):
+        work.wait()
+    work.wait()  # a second time
+    return [float(part.sum()) for part in x]
+
+
 def trains_with_ddp(steps):
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 10))

@@ -205,3 +205,9 @@ def test_two_threads_at_once():
     for thread in threads:
         thread.join(60)
     assert results == [[1.0, 1.0]] * 3
+
+
+def test_a_function_may_use_modules_of_a_class_of_their_own():
+    def adds():
+        return float(torch.ops.aten.add(torch.ones(1), 1))
+    assert launch(adds, world_size=2).results == [2.0, 2.0]

@@ -68,6 +68,46 @@ def test_uneven_all_to_all():
     assert rows(run, 1)["all_to_all"].sent_bytes == 2 * 5 * 4
 
 
+def test_uneven_all_to_all_in_a_group():
+    run = launch(workers.uneven_all_to_all_in_a_group, world_size=3, echo=False)
+    assert rows(run, 0)["all_to_all"].sent_bytes == 2 * 5 * 4      # its own row stays
+    assert rows(run, 0)["all_to_all"].received_bytes == 1 * 5 * 4
+    assert rows(run, 2)["all_to_all"].sent_bytes == 1 * 5 * 4
+    assert rows(run, 2)["all_to_all"].received_bytes == 2 * 5 * 4
+
+
+def test_a_call_is_written_down_once_and_alike_through_either_door():
+    run = launch(workers.through_either_door, 5, world_size=2, echo=False)
+    calls = run.calls()
+    for rank in range(2):
+        own = calls[calls["rank"] == rank]
+        p2p = ["send", "recv"][rank]
+        assert list(own.op) == ["all_reduce", "all_reduce", p2p] * 2
+        told = ["op", "group", "peer", "elements", "dtype", "shape", "sent_bytes", "received_bytes"]
+        first, second = own.iloc[:3], own.iloc[3:]
+        assert first[told].astype(str).values.tolist() == second[told].astype(str).values.tolist()
+        assert own.end.notna().all() and own.line.notna().all()
+    assert run.results[0][0].tolist() == [6.0] * 5 and run.results[0][1].tolist() == [24.0] * 5
+
+
+def test_a_callback_may_make_tensors():
+    assert launch(workers.works_in_a_callback, world_size=2, echo=False).results == [9.0, 9.0]
+
+
+def test_waiting_in_any_order_ends_every_call():
+    run = launch(workers.waits_out_of_order, world_size=2, echo=False)
+    assert run.results == [[8.0] * 3] * 2
+    assert len(run.calls()) == 8 and run.calls().end.notna().all()
+
+
+def test_a_tensor_that_two_variables_hold_has_both_names():
+    from utils.ranks.description import _names_of
+    a, b = object(), object()
+    assert _names_of(a, {"x": a, "y": b, "z": a}) == "x=z"
+    assert _names_of(a, {"grads": [b, a], "table": {"w": a}}) == "grads[1]=table['w']"
+    assert _names_of(a, {"b": b}) is None
+
+
 @pytest.mark.parametrize("fn, args, op, elements", [
     (workers.trains_with_ddp, (3,), "all_reduce", 3 * 310),
     (workers.trains_with_fsdp, (), "reduce_scatter", 32 * 8 + 8),

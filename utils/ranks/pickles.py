@@ -1,4 +1,5 @@
 """Send functions and data between the notebook and the ranks, keeping the reader's file names and lines."""
+import importlib
 import io
 import pickle
 import sys
@@ -18,10 +19,16 @@ def _reduce_code(code):
     return (constructor, args, *rest)
 
 
+def _importable(module):
+    return sys.modules.get(module.__name__)
+
+
 class _Pickler(cloudpickle.Pickler):
     dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({types.CodeType: _reduce_code})
 
     def reducer_override(self, obj):
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType and obj is _importable(obj):
+            return importlib.import_module, (obj.__name__,)  # torch.ops is a module of a class of its own
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor) and obj.is_cuda:
             return obj.cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # the notebook's process must not touch the GPU

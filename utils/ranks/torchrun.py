@@ -18,9 +18,10 @@ def launch_in_place(fn, args, world_size, record) -> Run:
     import torch
     import torch.distributed as dist
 
+    from utils.ranks import doors
     from utils.ranks import rank as this_rank
-    from utils.ranks import recorder as recording
     from utils.ranks.backend import choose_backend, count_gpus
+    from utils.ranks.recorder import Recorder
     actual = int(os.environ["WORLD_SIZE"])
     if world_size is not None and world_size != actual:
         raise ValueError(f"launch asks for {world_size} ranks, but torchrun started {actual}. "
@@ -33,9 +34,9 @@ def launch_in_place(fn, args, world_size, record) -> Run:
         dist.init_process_group(choice.backend, timeout=datetime.timedelta(seconds=300))
     fd = scratch_file("record")
     try:
-        recorder = recording.Recorder(fd)
+        recorder = Recorder(fd)
         if record:
-            recording.install(recorder)
+            doors.install(recorder)
         this_rank.enter_run(recorder if record else None)
         begin = time.monotonic()
         recorder.event("begin")
@@ -47,7 +48,7 @@ def launch_in_place(fn, args, world_size, record) -> Run:
         dist.all_gather_object(gathered, (result, written))
     finally:
         this_rank.leave_run()
-        recording.uninstall()
+        doors.uninstall()
         os.close(fd)
     records = [Record(rank) for rank in range(actual)]
     for rank, (_, lines) in enumerate(gathered):

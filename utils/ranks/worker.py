@@ -18,11 +18,11 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from utils.ranks import pickles
+from utils.ranks import doors, pickles
 from utils.ranks import rank as this_rank
-from utils.ranks import recorder as recording
 from utils.ranks.files import Files
 from utils.ranks.places import is_user_file
+from utils.ranks.recorder import Recorder
 from utils.ranks.scratch import read_from, write_all
 from utils.ranks.wire import counted_since, socket_counters
 
@@ -31,7 +31,7 @@ def run_rank(rank: int, files: Files) -> int:
     """Run one rank to its end in this process and return the exit code."""
     job = pickles.loads(read_from(files.job))
     _settle_in(rank, job, files)
-    recorder = recording.Recorder(files.record)
+    recorder = Recorder(files.record)
     this_rank.enter_run(recorder if job["record"] else None)
     try:
         outcome = {"result": _call(rank, job, files, recorder)}
@@ -90,7 +90,7 @@ def _call(rank, job, files, recorder):
     """Join the group, run the function, wait for the others; return the pickled result."""
     function, arguments = pickles.loads(job["call"])
     store = _join_group(rank, job, files)
-    recording.install(recorder if job["record"] else None)
+    doors.install(recorder if job["record"] else None)
     wire_before = socket_counters()
     recorder.event("begin")
     result = function(*arguments)

@@ -1,0 +1,184 @@
+"""See every communication call of this rank, whoever makes it, and have it written down.
+
+The `c10d` operators are the one door through which plain `torch.distributed`, DDP, FSDP2, DTensor and functional
+collectives all pass, in forward and in backward. We stand in that door: each operator gets a kernel at the
+BackendSelect key that notes the call and passes it on. Other operators are not touched and cost nothing more.
+
+A kernel in Python is slow to enter. So the calls that readers time, `dist.all_reduce`, `dist.send` and `dist.recv`,
+are noted one step earlier, where Python hands them to C++, and then go past the kernel.
+"""
+import threading
+import weakref
+
+import torch
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from utils.ranks.description import (
+    OPERATORS,
+    caller,
+    describe,
+    forget_descriptions,
+    refuse_what_goes_wrong,
+    tensors_of,
+)
+from utils.ranks.recorder import Recorder
+
+# method of ProcessGroup, as `torch.distributed` calls it: its operator, its arguments
+_METHODS = {
+    "allreduce": ("allreduce_", ("tensors", "options")),
+    "send": ("send", ("tensors", "dst", "tag")),
+    "recv": ("recv_", ("tensors", "src", "tag")),
+}
+_PLAIN_METHODS = {method: ProcessGroup.__dict__[method] for method in _METHODS}
+_PLAIN_WAIT = Work.__dict__["wait"]
+_kept = []  # a registration of kernels lives as long as its library object
+
+
+def install(recorder: Recorder | None) -> None:
+    """Stand in the doors for the rest of this process; with None only the contiguity check remains."""
+    library = torch.library.Library("c10d", "IMPL")
+    for operator in OPERATORS:
+        if hasattr(torch.ops.c10d, operator):  # torch versions differ in a few operators
+            library.impl(operator, _kernel(operator, recorder), "BackendSelect", with_keyset=True)
+    _kept.append(library)
+    if recorder is not None:
+        forget_descriptions()  # the process groups may be new ones
+        Work.wait = _recorded_wait(recorder)
+        for method in _METHODS:
+            setattr(ProcessGroup, method, _recorded_method(method, recorder))
+
+
+def uninstall() -> None:
+    """Leave the doors: for a process that goes on after the run."""
+    for library in _kept:
+        library._destroy()
+    _kept.clear()
+    Work.wait = _PLAIN_WAIT
+    for method, plain in _PLAIN_METHODS.items():
+        setattr(ProcessGroup, method, plain)
+
+
+# ---- the beginning of a call ---------------------------------------------------------------------------------------
+
+def _kernel(operator, recorder):
+    """What the dispatcher runs in the operator's place."""
+    function = getattr(torch.ops.c10d, operator).default
+    names = [argument.name for argument in function._schema.arguments]
+
+    def kernel(keyset, *values, **keywords):
+        arguments = dict(zip(names, values, strict=False))
+        arguments.update(keywords)
+        below = keyset.remove(torch._C.DispatchKey.BackendSelect)
+        if recorder is None:
+            refuse_what_goes_wrong(operator, *tensors_of(operator, arguments))
+            return function.redispatch(below, *values, **keywords)
+        group = ProcessGroup.unbox(arguments["process_group"])
+        waits = arguments.get("async_op") is False
+        number = _begin(recorder, operator, group, arguments, waits)
+        try:
+            result = function.redispatch(below, *values, **keywords)
+        except BaseException:
+            recorder.step("failed", number)
+            raise
+        boxed = result[-1] if isinstance(result, (tuple, list)) and result else result
+        if isinstance(boxed, torch.ScriptObject):
+            _note_end(recorder, number, operator, Work.unbox(boxed), waits)
+        else:
+            recorder.step("done", number)
+        return result
+
+    return kernel
+
+
+def _recorded_method(method, recorder):
+    """What Python calls in the place of a ProcessGroup's method."""
+    operator, names = _METHODS[method]
+    plain = _PLAIN_METHODS[method]
+    the_kernel = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+
+    def call(group, *values, **keywords):
+        if keywords or len(values) != len(names) or not isinstance(values[0], list):
+            return plain(group, *values, **keywords)  # not as `torch.distributed` calls it: the kernel takes it
+        arguments = dict(zip(names, values, strict=True))
+        waits = operator == "allreduce_" and not arguments["options"].asyncOp
+        number = _begin(recorder, operator, group, arguments, waits)
+        try:
+            with torch._C._ExcludeDispatchKeyGuard(the_kernel):
+                work = plain(group, *values)
+        except BaseException:
+            recorder.step("failed", number)
+            raise
+        _note_end(recorder, number, operator, work, waits)
+        return work
+
+    return call
+
+
+def _begin(recorder, operator, group, arguments, waits):
+    """Write the call down before it goes out: work done while it travels would take the cores from it."""
+    full, part = tensors_of(operator, arguments)
+    refuse_what_goes_wrong(operator, full, part)
+    number = recorder.next_number()
+    recorder.call(number, waits, describe(operator, group, arguments, full, part) + caller(part or full))
+    return number
+
+
+# ---- the end of a call -----------------------------------------------------------------------------------------------
+
+class _Last(threading.local):
+    """Per thread, the last Work and its call. Here it is alive until its caller has it, so that the caller gets the
+    same Python object; the next one sends it to `_calls_of`, which most never see: they are waited for at once."""
+    work = None
+    call = None, True
+
+    def replace(self, work, call):
+        if (earlier := self.work) is not None:
+            _calls_of[earlier] = self.call
+        self.work, self.call = work, call
+
+    def call_of(self, work):
+        if work is not self.work:
+            self.replace(None, (None, True))
+            return _calls_of.get(work, (None, True))
+        self.work = None
+        return self.call
+
+
+_last = _Last()
+_calls_of = weakref.WeakKeyDictionary()  # Work -> its call: (number, is it noted that its caller waits)
+
+
+def _note_end(recorder, number, operator, work, waits):
+    """Have it written down when the Work is done. `waits`: the caller waits for it at once."""
+    _last.replace(work, (number, waits))
+    if waits or operator in ("send", "recv_", "recv_any_source_"):
+        return  # wait() tells the end (and the Work of a send or recv has no future to ask)
+    of_this_thread = _last.__dict__  # the future's callback comes from another one
+
+    def done(future):
+        if of_this_thread["call"][0] == number:
+            of_this_thread["work"] = None  # a Work holds its tensors: let go
+        recorder.step("done", number)
+
+    try:
+        work.get_future().add_done_callback(done)
+    except RuntimeError:
+        pass  # a backend without futures: wait() tells the end
+
+
+def _recorded_wait(recorder):
+    def wait(work, *args, **keywords):
+        number, noted = _last.call_of(work)
+        if number is None:
+            return _PLAIN_WAIT(work, *args, **keywords)
+        if not noted:
+            recorder.step("wait", number)
+        try:
+            result = _PLAIN_WAIT(work, *args, **keywords)
+        except BaseException:
+            recorder.step("failed", number)
+            raise
+        recorder.step("done", number)
+        return result
+
+    return wait
