@@ -19,7 +19,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,10 @@ def flops_of(step: Callable[[], object]) -> int:
     computes the scores again, which is counted.
     """
     aten = torch.ops.aten  # PyTorch's counter knows the fused kernels of GPUs only
-    fused = {aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-             aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop}
+    fused = {aten._scaled_dot_product_flash_attention_for_cpu:
+             lambda q, k, v, *_, out_shape=None, **__: sdpa_flop_count(q, k, v),
+             aten._scaled_dot_product_flash_attention_for_cpu_backward:
+             lambda gradient, q, k, v, *_, out_shape=None, **__: sdpa_backward_flop_count(gradient, q, k, v)}
     with FlopCounterMode(display=False, custom_mapping=fused) as counter:
         step()
     return counter.get_total_flops()
