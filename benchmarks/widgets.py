@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from utils.widgets.all_reduce import compare_algorithms, ring_steps
 from utils.widgets.all_reduce_algorithms import SIZES, WORLD_SIZES
+from utils.widgets.tensor import cut_matrices, layer_time
+from utils.widgets.tensor_time import HIDDENS, TENSORS
 from utils.widgets.zero import SIZES as MODEL_SIZES
 from utils.widgets.zero import plan_memory
 
@@ -27,6 +29,10 @@ WIDGETS = [
     ("compare_algorithms, N", compare_algorithms(), "world_size", WORLD_SIZES),
     ("plan_memory, Ψ", plan_memory(), "parameters", MODEL_SIZES),
     ("plan_memory, stage", plan_memory(), "stage", range(4)),
+    ("cut_matrices, cut of A", cut_matrices(), "cut_a", ("rows", "columns")),
+    ("cut_matrices, wider, t", cut_matrices(example="wider", activation="gelu"), "tensor", (1, 2, 4)),
+    ("layer_time, h", layer_time(), "hidden", HIDDENS),
+    ("layer_time, t", layer_time(), "tensor", TENSORS),
 ]
 
 

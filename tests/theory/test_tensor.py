@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from utils.theory.grid import Layout
 from utils.theory.hardware import CHIPS, LINKS, Cluster, selene
 from utils.theory.models import Transformer
 from utils.theory.presets import MODELS
@@ -17,7 +18,7 @@ from utils.theory.tensor import (
     tensor_efficiency,
     tensor_layer_seconds,
 )
-from utils.theory.throughput import Rates
+from utils.theory.throughput import Rates, step_time
 from utils.theory.traffic import tensor_all_reduces_per_layer
 
 X, A, B = np.array([[1, 2]]), np.array([[1, 0, 2, 1], [0, 1, 1, -1]]), np.array([[1], [1], [1], [2]])
@@ -120,7 +121,17 @@ def test_the_all_reduces_are_as_many_as_traffic_counts(recomputation):
     model = Transformer(1, 1024, 8)
     rates = Rates(collective_seconds=1.0)
     parts = tensor_layer_seconds(model, selene(8), 8, 1, recomputation, rates)
-    assert round(parts["tensor all-reduce"]) == tensor_all_reduces_per_layer(recomputation)
+    assert round(parts["communication"]) == tensor_all_reduces_per_layer(recomputation)
+
+
+def test_the_parts_are_those_of_the_step():
+    """One layer of one micro-batch, without logits, optimizer and what belongs to no layer."""
+    model, cluster = Transformer(1, 4096, 32), selene(8)
+    step = step_time(model, cluster, Layout(tensor=8, recomputation="full"), batch=1).parts
+    layer = sum(step[name] for name in ("matmul", "attention", "element-wise", "tensor all-reduce"))
+    parts = tensor_layer_seconds(model, cluster, 8)
+    assert sum(parts.values()) == pytest.approx(layer) and parts["communication"] == pytest.approx(step["tensor all-reduce"])
+    assert parts["backward"] > 2 * parts["forward"] > 2 * parts["weight gradient"]  # it runs the forward again
 
 
 def test_a_cut_that_is_too_fine_is_refused():

@@ -158,15 +158,19 @@ def _shards(matrix, cut, tensor):
 
 
 def tensor_layer_seconds(model, cluster, tensor, micro_batch=1, recomputation="full", rates=RATES):
-    """Seconds of one layer, forward and backward, cut over t ranks: {part: seconds}, see `throughput.layer_seconds`.
+    """Seconds of one layer cut over t ranks: {"forward", "backward", "weight gradient", "communication": seconds}.
 
-    Raises ValueError when the model cannot be cut in t (`activations.check_tensor`) or the cluster is too small.
+    What is computed comes by phase, recomputation with "backward"; "communication" are the all-reduces of all phases.
+    See `throughput.layer_seconds`. Raises ValueError when the model cannot be cut in t (`activations.check_tensor`) or
+    the cluster is too small.
     """
     check_tensor(model, tensor)
     whole_number("tensor", tensor, maximum=cluster.gpus)
     layout = Layout(tensor=tensor, micro_batch=micro_batch, recomputation=recomputation)
     parts = layer_seconds(model, cluster, layout, rates)
-    return {name: sum(phases) for name, phases in parts.items()}
+    sending = sum(parts.pop("tensor all-reduce", ()))
+    forward, backward, weight_gradient = (sum(phase) for phase in zip(*parts.values()))
+    return {"forward": forward, "backward": backward, "weight gradient": weight_gradient, "communication": sending}
 
 
 def tensor_efficiency(model, cluster, tensor, micro_batch=1, recomputation="full", rates=RATES):
