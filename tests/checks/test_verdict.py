@@ -21,7 +21,7 @@ def test_message_comes_first_then_a_line_for_each_fact():
         "Rank 1 is wrong.",
         "  given     2 ranks",
         "  came      [0, 1, 2, 3, 4, 5, 6, 7, …]",
-        "  expected  1.23457e+06",
+        "  expected  1,234,567",
     ]
     assert error._render_traceback_()[0] == "CheckFailed: Rank 1 is wrong."
     assert isinstance(error, AssertionError)

@@ -158,13 +158,13 @@ def _without_our_own_lines(message, probe):
 
 
 def shown(value):
-    """Numbers short enough to read: at most 8 of them, 5 digits each."""
+    """Numbers short enough to read: at most 8 of an array, 5 digits each; large ones with all digits before the point."""
     if isinstance(value, np.ndarray):
         flat = value.reshape(-1)
         numbers = ", ".join(f"{number:.5g}" for number in flat[:8].tolist())
         return f"[{numbers}{', …' if flat.size > 8 else ''}]"
     if isinstance(value, float):
-        return f"{value:,.6g}"
+        return f"{value:,.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:,.6g}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)

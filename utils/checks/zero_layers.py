@@ -1,5 +1,7 @@
 """Lab 02, q4 and q5: weights that are whole only while a layer computes, and that are asked for beforehand."""
 
+import itertools
+
 import numpy as np
 import torch
 
@@ -199,6 +201,34 @@ def _prefetch(call, seed):
     return outputs, given, x
 
 
+def _by_layer(call, seed):
+    """For each rank the layers' (gather, start, end): its sends and receives in order, and when it computed."""
+    outputs, given, _ = _prefetch(call, seed)
+    each, ranks = 2 * (RANKS - 1), []
+    for rank, (calls, spans) in enumerate(zip(outputs["calls"], outputs["spans"], strict=True)):
+        computed = sorted((span["start"], span["end"]) for span in spans if span["name"] == "compute")
+        if (len(calls), len(computed)) != (each * _LAYERS, _LAYERS):
+            raise wrong(
+                f"Rank {rank} made {len(calls)} sends and receives, and {len(computed)} layers computed.", given,
+                expected=f"{each} sends and receives for each of {_LAYERS} layers",
+            )  # fmt: skip
+        gathers = [calls[start : start + each] for start in range(0, len(calls), each)]
+        ranks.append([(gather, *moments) for gather, moments in zip(gathers, computed)])
+    return ranks, given
+
+
+def _waited_for(call, seed):
+    """No layer computes before somebody has waited for all that belongs to it."""
+    ranks, given = _by_layer(call, seed)
+    for rank, layers in enumerate(ranks):
+        for number, (gather, start, _) in enumerate(layers):
+            if any(made["waited"] is None or made["waited"] > start for made in gather):
+                raise wrong(
+                    f"On rank {rank} layer {number} computed before all its shards had come.", given,
+                    look_at="every handle of the layer's gather has a wait(): call all of them, then compute",
+                )  # fmt: skip
+
+
 def _computed(call, seed):
     """All layers, once, in order, with whole weights."""
     outputs, given, expected = _prefetch(call, seed)
@@ -207,10 +237,7 @@ def _computed(call, seed):
             raise wrong(f"The layers did not compute once each and in order on rank {rank}.", given,
                         f"layers {result['order']}", f"layers {list(range(_LAYERS))}")  # fmt: skip
         if not close(result["output"], expected):
-            raise wrong(
-                f"The output is wrong on rank {rank}.", given, result["output"], expected,
-                "a layer computes when all its shards have come: every handle's wait(), before compute",
-            )  # fmt: skip
+            raise wrong(f"The output is wrong on rank {rank}.", given, result["output"], expected)
 
 
 def _prefetch_elements(call, seed):
@@ -225,13 +252,9 @@ def _prefetch_elements(call, seed):
 
 def _asked_beforehand(call, seed):
     """The gather of layer k + 1 starts before layer k computes, and is waited for after it."""
-    outputs, given, _ = _prefetch(call, seed)
-    for rank, (calls, spans) in enumerate(zip(outputs["calls"], outputs["spans"], strict=True)):
-        computed = sorted((span["start"], span["end"]) for span in spans if span["name"] == "compute")
-        sends = [made for made in calls if made["op"] == "send"]
-        each = RANKS - 1
-        for number, (start, end) in enumerate(computed[:-1]):
-            following = sends[(number + 1) * each : (number + 2) * each]
+    ranks, given = _by_layer(call, seed)
+    for rank, layers in enumerate(ranks):
+        for number, ((_, start, end), (following, _, _)) in enumerate(itertools.pairwise(layers)):
             if any(made["start"] > start for made in following):
                 raise wrong(
                     f"On rank {rank} nobody asked for layer {number + 1} before layer {number} computed.", given,
@@ -265,8 +288,9 @@ QUESTIONS = {
         SubCheck("whole only while it computes", _zero3_bytes),
     ),
     "q5": (
-        SubCheck("every layer in its turn", _computed),
         SubCheck("elements sent", _prefetch_elements),
+        SubCheck("waited for", _waited_for),
+        SubCheck("every layer in its turn", _computed),
         SubCheck("asked for beforehand", _asked_beforehand),
         SubCheck("two layers at a time", _two_at_a_time),
     ),

@@ -9,15 +9,16 @@ from torch.utils._pytree import tree_leaves
 
 
 class AliveBytes(TorchDispatchMode):
-    """Follow the memory of every tensor that is made inside a `with` block; look at it after each operation.
+    """Follow the memory behind every tensor that an operation inside a `with` block gives back.
 
     >>> with AliveBytes() as alive:
     ...     kept = torch.zeros(100) + torch.ones(100)
     >>> alive.now(), alive.peak
     (400, 1200)
 
-    A stretch of memory counts once and whole, however many views it has, and as long as one of them is there. Tensors
-    over numpy's memory (`torch.from_numpy`) do not count. What an operation needs only while it runs is not seen.
+    A stretch of memory counts once and whole, however many views it has, and as long as one of them is there. A tensor
+    from elsewhere, such as one of `torch.from_numpy`, counts only when a view of it is made inside. What an operation
+    needs only while it runs is not seen.
     """
 
     def __init__(self):

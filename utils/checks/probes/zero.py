@@ -252,7 +252,7 @@ def _gpt_layer(b, s, hidden, heads):
 
 
 def _linear(rows, columns, outputs):
-    layer, x = nn.Linear(columns, outputs), torch.randn(rows, columns)
+    layer, x = nn.Linear(columns, outputs), torch.randn(rows, columns, requires_grad=True)
     return lambda: layer(x), [*layer.parameters()]
 
 

@@ -1,0 +1,18 @@
+"""this is what stage 1 takes
+
+Stage 2 spreads the optimizer state once more, and forgets the gradients.
+"""
+
+def zero1_bytes(parameters, ranks, optimizer_bytes=12):
+    """Bytes on one rank when the optimizer state is spread over the ranks."""
+    return 4 * parameters + optimizer_bytes * parameters / ranks
+
+
+def zero2_bytes(parameters, ranks, optimizer_bytes=12):
+    """Bytes on one rank when the gradients are spread as well."""
+    return 4 * parameters + optimizer_bytes * parameters / ranks
+
+
+def zero3_bytes(parameters, ranks, optimizer_bytes=12):
+    """Bytes on one rank when the weights are spread as well."""
+    return (4 + optimizer_bytes) * parameters / ranks

@@ -1,0 +1,20 @@
+"""which part shrinks with the ranks?
+
+Rounded down: one rank too few.
+"""
+
+def smallest_stage(parameters, memory_bytes, ranks, activation_bytes):
+    """The lowest ZeRO stage that fits, or None."""
+    formulas = (zero1_bytes, zero2_bytes, zero3_bytes)
+    needed = [16 * parameters, *(formula(parameters, ranks) for formula in formulas)]
+    fitting = [stage for stage in range(4) if needed[stage] + activation_bytes <= memory_bytes]
+    return fitting[0] if fitting else None
+
+
+def fewest_ranks(parameters, memory_bytes, stage, activation_bytes):
+    """The smallest number of ranks with which this stage fits, or None."""
+    whole, spread = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}[stage]
+    room = memory_bytes - activation_bytes - whole * parameters
+    if room < 0 or (room == 0 and spread):
+        return None
+    return max(1, spread * parameters // room) if spread else 1

@@ -1,0 +1,126 @@
+"""Lab 02's checks through a `call` of somebody else, with other seeds; and what they weigh memory with."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from utils.checks.boundary import call_on_ranks, plain
+from utils.checks.probes.alive import AliveBytes
+from utils.checks.verdict import verify
+from utils.checks.zero import FUNCTIONS, MAY_CALL, QUESTIONS
+from utils.parallel.activations import saved_bytes
+from utils.theory.activations import layer_activation_bytes
+from utils.theory.memory import Recipe, training_state_bytes
+from utils.theory.models import Transformer
+
+ON_RANKS = ("q2", "q3", "q4", "q5")
+
+
+def test_every_question_has_functions_and_sub_checks():
+    assert tuple(QUESTIONS) == tuple(FUNCTIONS) == tuple(f"q{number}" for number in range(1, 8))
+    assert tuple(MAY_CALL) == ON_RANKS
+    for sub_checks in QUESTIONS.values():
+        assert len({sub_check.name for sub_check in sub_checks}) == len(sub_checks) >= 3
+
+
+def of_stage(stage):
+    return lambda psi, ranks, k=12: training_state_bytes(psi, Recipe(2, 2, k), stage, ranks)
+
+
+def of_layer(s, b, h, a, recomputation):
+    return layer_activation_bytes(Transformer(1, h, a, sequence=s), b, recomputation=recomputation)
+
+
+RIGHT = {"q1": [of_stage(stage) for stage in (1, 2, 3)], "q6": [saved_bytes, of_layer]}
+
+
+@pytest.mark.parametrize("question", RIGHT)
+def test_the_course_s_own_functions_pass_with_any_seed(question):
+    given = []
+    for seed in (101, 102):
+        seen = []
+
+        def other_side(inputs, seen=seen):
+            seen.append(plain(inputs))
+            return plain(call_on_ranks(*RIGHT[question])(seen[-1]))
+
+        results = verify(QUESTIONS[question], other_side, seed)
+        assert [result.message for result in results] == [""] * len(results)
+        given.append(repr(seen))
+    assert given[0] != given[1], "another seed gives other inputs"
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("result", [None, [], {"states": 1, "bytes": {}, "given": "x"}, [float("nan")] * 18, "no list"])
+def test_outputs_of_any_form_earn_nothing_and_break_nothing(question, result):
+    def tampered(inputs):
+        ranks = 0 if result == "no list" else inputs["world_size"]
+        empty = [[]] * ranks
+        return {"error": None, "results": [result] * ranks, "calls": empty, "spans": empty, "printed": []}
+
+    verdicts = verify(QUESTIONS[question], tampered, seed=1)
+    assert [verdict.name for verdict in verdicts if verdict.passed] == []
+
+
+@pytest.mark.parametrize("question", ON_RANKS)
+def test_a_call_outside_the_students_function_is_refused(question):
+    def generous(inputs):
+        made = {"op": "broadcast", "case": None}
+        ranks = inputs["world_size"]
+        return {"error": None, "results": [{}] * ranks, "calls": [[made]] * ranks, "spans": [[]] * ranks, "printed": []}
+
+    (first, *_) = verify(QUESTIONS[question], generous, seed=1)
+    assert "Rank 0 called broadcast while your function was not running." in first.message
+
+
+# Bytes that are alive
+
+
+def test_memory_counts_once_and_whole():
+    with AliveBytes() as alive:
+        row = torch.zeros(100)
+        first = row[:1]
+        assert alive.now() == 400
+        del row
+        assert alive.now() == 400, "a view keeps the whole alive"
+        del first
+        assert alive.now() == 0
+
+
+def test_the_peak_is_between_the_beginning_and_the_end():
+    with AliveBytes() as alive:
+        kept = torch.zeros(10)
+        kept += torch.ones(1000)[:10]
+        assert (alive.peak, alive.now()) == (4040, 40)
+        assert alive.restart() == alive.peak == 40
+
+
+def test_gradients_and_memory_that_is_let_go_count():
+    with AliveBytes() as alive:
+        layer = nn.Linear(10, 10)
+        assert alive.now() == 440
+        layer(torch.ones(2, 10)).sum().backward()
+        assert alive.now() == 2 * 440
+        layer.weight.grad.untyped_storage().resize_(0)
+        assert alive.now() == 440 + 40
+
+
+def test_what_is_made_without_memory_does_not_count():
+    with AliveBytes() as alive:
+        torch.empty(1000, device="meta")
+        kept = torch.empty(1000, device="meta")
+        assert alive.now() == 0 and len(kept) == 1000
+
+
+def test_a_circle_of_objects_is_no_reason_to_count():
+    with AliveBytes() as alive:
+        gc.disable()
+        try:
+            circle = [torch.zeros(100)]
+            circle.append(circle)
+            del circle
+            assert alive.now() == 0
+        finally:
+            gc.enable()
