@@ -140,7 +140,7 @@ def _reason(product):
                 "and its rows of B meet exactly them.\nOnly Z is a sum over the ranks.")
     if product.cut_a == "columns":
         return ("A column of B meets every column of Y, and each rank has only its own: all of them must be gathered first.\n"
-                "Rows of B would have met the columns that are there.")
+                "Rows of B would have met the columns that are there; and in an MLP, Y is four times as wide as Z.")
     if product.activation == "none":
         return ("Each rank has a part of the sum Y. Without an activation the parts could be added later, but a rank has only\n"
                 f"its {product.cut_b} of B, and they need finished numbers of Y.")

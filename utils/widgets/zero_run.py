@@ -63,7 +63,7 @@ def measure_zero(precision: str, optimizer: str, world_size: int, stage: int) ->
         raise ValueError(f"The stages of utils.parallel.zero keep gradients as wide as the weights, so {precision!r} does not "
                          f"run here. Choose {' or '.join(map(repr, RUNNABLE))}, then run again.")
     n = ranks_for(world_size)
-    run = launch(zero_on_ranks.train, SMALL_GPT, stage, precision, optimizer, world_size=n, timeout=60, echo=False)
+    run = launch(zero_on_ranks.train, SMALL_GPT, stage, precision, optimizer, world_size=n, timeout=120, echo=False)
     counted = run.results
     state = TrainingState(*(max(getattr(rank, kind) for rank in counted) for kind in ("parameters", "gradients", "optimizer")))
     losses = tuple(sum(step) / n for step in zip(*(rank.losses for rank in counted)))
