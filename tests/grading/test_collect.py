@@ -145,3 +145,30 @@ def test_the_same_code_with_other_names_is_the_same():
 def test_suspicious_words_are_whole_words():
     assert suspicious_words("reopen(x); resolutions = 1; my_socketry = 2") == []
     assert suspicious_words("open('../solutions/x'); os.kill(1, 9)") == ["open(", "os.kill", "solutions/"]
+
+
+@pytest.mark.parametrize(
+    "files, students",
+    [
+        (["ann/lab.ipynb", "eve/ann_1_2_lab.ipynb"], ["ann", "eve"]),
+        (["ann/lab.ipynb", "eve/ann_1_assignsubmission_file_/lab.ipynb"], ["ann", "eve"]),
+        (["ann/lab.ipynb", "eve/submitted/ann/01_lab/01_lab.ipynb"], ["ann", "eve"]),
+        (["a_7_assignsubmission_file_/x.ipynb", "e_8_assignsubmission_file_/a_7_1_x.ipynb"], ["a_7", "e_8"]),
+        (
+            [
+                "assignment_1_export/submission_3/x.ipynb",
+                "assignment_1_export/submission_4/submission_3/x.ipynb",
+            ],
+            ["submission_3", "submission_4"],
+        ),
+        (["class/ann/lab.ipynb", "class/eve/ann.ipynb"], ["ann", "eve"]),
+        (["class/ann_1_2_lab.ipynb", "class/eve_3_4_lab.ipynb"], ["ann", "eve"]),
+        (["class/ann_1_2_lab.ipynb"], ["ann"]),
+        (["ann/lab.ipynb", "ann/lab (1).ipynb"], ["ann"]),
+    ],
+)
+def test_nobody_hands_in_for_somebody_else(tmp_path, files, students):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert [one.student for one in collect(tmp_path, "01_lab")] == students

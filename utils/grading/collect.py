@@ -62,8 +62,9 @@ def collect(place: str | Path, lab: str) -> list[Submitted]:
             f"{place}: neither a folder nor a zip file. Give the folder that holds the submissions."
         )
     by_student: dict[str, list[_File]] = {}
+    wrapped = _shared_folders(files)
     for file in files:
-        by_student.setdefault(student_of(file.parts, lab), []).append(file)
+        by_student.setdefault(student_of(file.parts, lab, wrapped), []).append(file)
     if not by_student:
         raise GradingError(
             f"{place}: no notebook (.ipynb) in it. Give the folder that holds the submissions."
@@ -71,8 +72,16 @@ def collect(place: str | Path, lab: str) -> list[Submitted]:
     return [_newest(student, found) for student, found in sorted(by_student.items())]
 
 
-def student_of(parts: tuple[str, ...], lab: str) -> str:
+def student_of(parts: tuple[str, ...], lab: str, wrapped: int = 0) -> str:
     """Return the student's id from the path of a notebook, as the course platforms write it.
+
+    The outermost folder decides, because a platform or the instructor made it.  What lies in it has names that the
+    student chose, and a student must not be able to choose somebody else's.
+
+    Arguments:
+        parts: the path's parts.
+        lab: the lab's name.
+        wrapped: how many of the outermost folders all files have in common: they may be nobody's.
 
     >>> student_of(("alice.ipynb",), "01_lab"), student_of(("submitted", "bob", "01_lab", "01_lab.ipynb"), "01_lab")
     ('alice', 'bob')
@@ -82,17 +91,29 @@ def student_of(parts: tuple[str, ...], lab: str) -> str:
     'Jane-Doe_987'
     """
     folders = [part for part in parts[:-1] if part not in ("submitted", lab)]
+    inner = [part for part in parts[wrapped:-1] if part not in ("submitted", lab)]
     stem = parts[-1].removesuffix(".ipynb")
-    for text in (*folders, stem):
+    for text in (*folders[: len(folders) - len(inner) + 1], *([] if inner else [stem])):
         if match := _MOODLE.fullmatch(text) or _CANVAS.fullmatch(text):
             return safe_id(match["who"])
+    if len(folders) > 1 and folders[0].startswith("assignment_"):
+        return safe_id(folders[1])
     if folders:
-        return safe_id(folders[-1] if folders[0].startswith("assignment_") else folders[0])
+        return safe_id((inner or folders)[0])
     plain = _COPY.sub("", stem)
     for rest in (plain.removesuffix(lab), plain.removeprefix(lab)):
         if rest != plain and rest.strip("_- "):
             return safe_id(rest.strip("_- "))
     return safe_id(plain if plain != lab else stem)
+
+
+def _shared_folders(files: list[_File]) -> int:
+    """Return how many outermost folders all files lie in."""
+    ways = [file.parts[:-1] for file in files] or [()]
+    shared = 0
+    while all(len(way) > shared and way[shared] == ways[0][shared] for way in ways):
+        shared += 1
+    return shared
 
 
 def safe_id(text: str) -> str:

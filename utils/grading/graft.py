@@ -23,7 +23,8 @@ NBVAL_MARKERS = frozenset(
         "NBVAL_SKIP",
     }
 )
-_LEFTOVER = re.compile(r"^\s*raise NotImplementedError(\(\))?\s*$", re.MULTILINE)
+# blanks, not \s: a student's text with a million empty lines would be searched from each of them to its end
+_LEFTOVER = re.compile(r"^[ \t]*raise NotImplementedError(\(\))?[ \t]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 from utils.grading.batch import Row
 from utils.grading.collect import safe_id
 
 COLUMNS_BEFORE = ("student_id", "status", "score", "max_score", "raw_score", "late_seconds", "penalty")
+# control characters move the cursor of the terminal that shows a file; marks of direction make text look like another
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 COLUMNS_AFTER = ("flags", "submission", "sha256", "lab_version")
 
 
@@ -56,7 +59,7 @@ def grades_csv(rows: list[Row], names: list[str], points: list[float], *, points
 
 def _cell(text: str) -> str:
     """Return ``text`` so that a spreadsheet shows it instead of running it."""
-    text = text.replace("\r", " ").replace("\n", " ")
+    text = printable(text.replace("\r", " ").replace("\n", " "))
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
 
 
@@ -79,7 +82,16 @@ def feedback_text(row: Row, lab: str) -> str:
             + (f": {check.message}" if check.message and not check.hidden and not check.passed else "")
             for check in question.checks
         ]
-    return "\n".join(lines) + "\n"
+    return printable("\n".join(lines)) + "\n"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with a mark in the place of each character that would steer a terminal.
+
+    >>> printable("a\\x1b[2Jb\\n")
+    'a\ufffd[2Jb\\n'
+    """
+    return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def gradescope_json(row: Row) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 LARGEST_FRAME = 64_000_000
+MOST_ITEMS = 1_000_000
+"""Lists, dictionaries and commas in one message: as text they are a byte or two each, in memory fifty."""
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 _DEEPEST = 20
 
@@ -122,8 +124,11 @@ def receive(channel: socket.socket, deadline: float | None = None) -> dict:
     size = struct.unpack("!I", _exactly(channel, 4, deadline))[0]
     if size > LARGEST_FRAME:
         raise BadData(f"a message of {size / 1e6:.0f} MB; the limit is {LARGEST_FRAME / 1e6:.0f} MB")
+    data = _exactly(channel, size, deadline)
+    if sum(data.count(mark) for mark in (b"[", b"{", b",")) > MOST_ITEMS:
+        raise BadData(f"a message with more than {MOST_ITEMS} items")
     try:
-        fields = json.loads(_exactly(channel, size, deadline))
+        fields = json.loads(data)
     except (ValueError, RecursionError, MemoryError):
         raise BadData("a message that is not JSON") from None
     if type(fields) is not dict:

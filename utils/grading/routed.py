@@ -21,6 +21,8 @@ from utils.grading.plain_data import BadData, Closed
 from utils.grading.routed_calls import call_from
 
 MOST_CALLS = 100_000
+MOST_BYTES = 256_000_000
+"""What the ranks of one run may send in all: the router keeps it, in the grader's memory."""
 
 
 @dataclass
@@ -52,6 +54,7 @@ class Router:
         self._waiting: dict[tuple, deque[Call]] = defaultdict(deque)
         self._together: dict[tuple, dict[int, Call]] = defaultdict(dict)
         self._messages: list[Message] = []
+        self._bytes = 0
 
     def run(self) -> RoutedRun:
         """Carry messages until every rank has returned.
@@ -113,6 +116,9 @@ class Router:
         if frame.get("number") in state.calls or len(state.calls) >= MOST_CALLS:
             raise BadData("a message that is not in order")
         call = call_from(frame, rank, len(self._ranks), self._allowed, state.clock)
+        self._bytes += len(call.data)
+        if self._bytes > MOST_BYTES:
+            raise StudentError(f"the ranks sent more than {MOST_BYTES / 1e6:g} MB", "raised", rank)
         state.calls[call.number] = call
         if call.op == "send":
             self._send(call)

@@ -11,7 +11,13 @@ _WORDS = re.compile(
     r"\bsolutions?/|\bctypes\b|\bsocket\b|\bos\.kill\b|\bos\._exit\b|\bsubprocess\b|\b_getframe\b|\bgc\.get_|\bsys\.modules\b"
     r"|\b__code__\b|\bmeta_path\b|\bget_ipython\b|\bshowtraceback\b|\bset_trace\b|\b__reduce__\b|\bbuiltins\b|\bopen\(|\bsetsid\b"
     r"|\bos\.fork\b|\b__eq__\b|/proc/|\bexec\(|\beval\(|\bos\.system\b|\bpathlib\b|\burllib\b|\brequests\b|\binspect\."
+    r"|\bkillpg\b|\bos\.kill|\bJPY_PARENT_PID\b|\bsitecustomize\b|\busercustomize\b|\.pth\b|\bsite-packages\b|\bconftest\b"
+    r"|\bPYTHONSTARTUP\b|\.ipython\b|\bwrite_text\b|\bshutil\b|\bos\.(?:remove|unlink|replace|rename)\b|\bptrace\b|\bdup2\b"
+    r"|\bimportlib\b|\b__builtins__\b|\bmultiprocessing\b|\bpickle\b|\bmarshal\b"
 )
+
+LARGEST_PARSED = 100_000
+"""Characters: a syntax tree takes a thousand times the memory of the text, and this process is the grader's."""
 
 
 def suspicious_words(source: str) -> list[str]:
@@ -29,6 +35,8 @@ def fingerprint(source: str) -> str:
     >>> fingerprint("def f(a):\\n    return a + 1") == fingerprint("def g(b):  # mine\\n    return (b+1)")
     True
     """
+    if len(source) > LARGEST_PARSED:
+        return digest("".join(source.split()))
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
