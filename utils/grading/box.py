@@ -1,8 +1,9 @@
 """A rootless Linux box: run a command that sees no solutions, no network, no other processes, and keeps nothing.
 
 Run as a script: ``python -I -S box.py SPEC COMMAND…``, where ``SPEC`` is the JSON of :func:`spec`.  It needs only the
-standard library, so it starts in about 20 ms.  The processes are: the caller's child, which waits; one that makes the
-namespaces; process 1 of the box, which mounts, gives up all rights and reaps; and the command.
+standard library, so it starts in about 20 ms.  The processes are: one that makes the namespaces and waits; process 1
+of the box, which mounts, gives up all rights and reaps; and the command.  A warm process (``warm_process.py``) calls
+:func:`main` in a fork of its own, with a function instead of a command.
 
 Inside, the root directory is read-only, the work folder is a small file system in memory that starts with the files of
 the folder outside, hidden folders are empty, only the loopback network exists, and when process 1 ends, so does every
@@ -29,7 +30,7 @@ NOBODY = 65534
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = 442, -100, 0x8000, 1
-_PDEATHSIG, _CAPBSET_DROP, _NO_NEW_PRIVS = 1, 24, 38
+_PDEATHSIG, _SET_DUMPABLE, _CAPBSET_DROP, _NO_NEW_PRIVS = 1, 4, 24, 38
 _SETUP_FAILED = 125
 
 
@@ -88,11 +89,6 @@ def command(description: str, inner: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), description, *inner]
 
 
-def limits_only(memory_bytes: int, inner: list[str]) -> list[str]:
-    """Return the command that runs ``inner`` without a box, with limits for memory, files and processes."""
-    return command(limits(memory_bytes), inner)
-
-
 def limits(memory_bytes: int) -> str:
     """Return the description of no box, only limits."""
     return json.dumps({"memory_bytes": memory_bytes})
@@ -147,28 +143,21 @@ print(*problems or ['closed'])
 """
 
 
-def main(description: str, inner: list[str] | Callable[[], None]) -> int:
-    """Run ``inner``, a command or a function, in the box; return its exit code, 125 if the box could not be made."""
-    box = json.loads(description) | {"as_root": os.geteuid() == 0}
+def main(description: str, inner: list[str] | Callable[[], int]) -> int:
+    """Run ``inner``, a command or a function, in the box; return its exit code, 125 if the box could not be made.
+
+    The calling process is not to be used for anything else afterwards: it belongs to the box's user and namespaces.
+    """
+    box = json.loads(description)
     if "folder" not in box:
-        _run(box, inner)
+        return _run(box, inner)
     files = _files(box["folder"])
-    ready, mapped = os.pipe(), os.pipe()
-    middle = os.fork()
-    if middle == 0:
-        guarded(lambda: _make_namespaces(box, files, inner, ready[1], mapped[0]))
-    os.close(ready[1])
-    if os.read(ready[0], 1):
-        outside = (NOBODY, NOBODY) if box["as_root"] else (os.geteuid(), os.getegid())
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"0 {outside[0]} 1"),
-            ("gid_map", f"0 {outside[1]} 1"),
-        ):
-            with open(f"/proc/{middle}/{name}", "w") as file:
-                file.write(text)
-        os.write(mapped[1], b"x")
-    return os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1])
+    _make_namespaces(box)
+    first = os.fork()
+    if first == 0:
+        guarded(lambda: _be_process_one(box, files, inner))
+    _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
+    return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
 
 
 def guarded(work) -> None:
@@ -178,33 +167,40 @@ def guarded(work) -> None:
     except BaseException as error:  # noqa: BLE001  the process must not return into its parent's code
         sys.stderr.write(f"box: {type(error).__name__}: {error}\n")
         code = _SETUP_FAILED
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if code is not None and code >= 0 else _SETUP_FAILED if code is None else 128 - code)
 
 
-def _make_namespaces(box: dict, files: dict[str, bytes], inner: list[str], ready: int, mapped: int) -> int:
-    _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if box["as_root"]:  # only root can reach what is kept inside folders of root's
+def _make_namespaces(box: dict) -> None:
+    """Put this process into a user namespace of its own, and its children into namespaces for all the rest."""
+    parent = os.getppid()
+    box["hidden"] = os.geteuid() == 0
+    if box["hidden"]:  # only root can reach what is kept inside folders of root's
         _call("unshare", _NEWNS)
         _hide(box)
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    # a change of identity makes a process's own files in /proc those of root, and undoes a death signal
+    _call("prctl", _SET_DUMPABLE, 1, 0, 0, 0)
+    user, group = os.geteuid(), os.getegid()
     _call("unshare", _NEWUSER)
-    os.write(ready, b"x")
-    os.read(mapped, 1)
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
-    _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of identity has undone the first one
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise OSError("the grader ended")
     _call("unshare", _NEWNS | _NEWPID | _NEWNET | _NEWIPC)
-    first = os.fork()
-    if first == 0:
-        guarded(lambda: _be_process_one(box, files, inner))
-    return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
 
 
-def _be_process_one(box: dict, files: dict[str, bytes], inner: list[str] | Callable[[], None]) -> int:
+def _be_process_one(box: dict, files: dict[str, bytes], inner: list[str] | Callable[[], int]) -> int:
     _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _mount_everything(box, files)
     _loopback_up()
     _give_up_rights()
+    _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)  # the command has the same user, and must not get hold of this process
     main_process = os.fork()
     if main_process == 0:
         guarded(lambda: _run(box, inner))
@@ -214,7 +210,7 @@ def _be_process_one(box: dict, files: dict[str, bytes], inner: list[str] | Calla
             return os.waitstatus_to_exitcode(status)
 
 
-def _run(box: dict, inner: list[str] | Callable[[], None]) -> None:
+def _run(box: dict, inner: list[str] | Callable[[], int]) -> int:
     limit("RLIMIT_AS", box["memory_bytes"])
     limit("RLIMIT_FSIZE", box.get("folder_bytes", 512 << 20))
     limit("RLIMIT_CORE", 0)
@@ -222,9 +218,10 @@ def _run(box: dict, inner: list[str] | Callable[[], None]) -> None:
         limit("RLIMIT_NPROC", box["processes"])
         os.chdir(box["folder"])
     if callable(inner):
-        inner()
-    else:
-        os.execv(inner[0], inner)
+        if sys.platform == "linux":
+            _call("prctl", _SET_DUMPABLE, 1, 0, 0, 0)
+        return inner()
+    os.execv(inner[0], inner)
 
 
 def limit(name: str, value: int) -> None:
@@ -250,7 +247,7 @@ def _hide(box: dict) -> None:
 
 
 def _mount_everything(box: dict, files: dict[str, bytes]) -> None:
-    if not box["as_root"]:
+    if not box["hidden"]:
         _hide(box)
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
@@ -327,4 +324,4 @@ def _libc() -> ctypes.CDLL:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    guarded(lambda: main(sys.argv[1], sys.argv[2:]))

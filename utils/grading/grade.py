@@ -22,6 +22,7 @@ from utils.grading.notebook import digest, dumps, is_answer
 from utils.grading.questions import Question, questions
 from utils.grading.sandbox import Sandbox
 from utils.grading.suspicion import suspicious_words
+from utils.grading.warm import Warm
 
 RERUNS = 3
 NOT_RUN = "not run: "
@@ -39,7 +40,11 @@ class SubCheck:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What submissions are graded against.  ``verify`` may be ``None``: then nbval's verdict is all there is."""
+    """What submissions are graded against.
+
+    ``verify`` may be ``None``: then nbval's verdict is all there is.  ``warm`` may be ``None``: then every run loads
+    everything anew.
+    """
 
     lab: NotebookNode
     root: Path
@@ -48,6 +53,7 @@ class Assignment:
     total_timeout: float = TOTAL_TIMEOUT_SECONDS
     extra_cells: str = "keep"
     verify: Callable[[NotebookNode, tuple[str, ...]], dict[str, list[SubCheck]]] | None = None
+    warm: Warm | None = None
 
     @property
     def version(self) -> str:
@@ -146,6 +152,7 @@ def _run_with_second_chances(assignment: Assignment, grafted: NotebookNode) -> t
             sandbox=assignment.sandbox,
             cell_timeout=assignment.cell_timeout,
             total_timeout=assignment.total_timeout,
+            warm=assignment.warm,
         )
 
     ran = run(grafted)

@@ -18,6 +18,7 @@ from utils.grading.late import LatePolicy, read_policy
 from utils.grading.notebook import digest, dumps, grade_id, is_check, read, write
 from utils.grading.questions import questions
 from utils.grading.sandbox import choose
+from utils.grading.warm import warm_for
 
 TOOL_VERSION = "1"
 ALL_GRADED, SOME_BROKEN, USAGE, SELF_CHECK_FAILED, INPUTS_CHANGED, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -53,13 +54,22 @@ def grade_class(args: argparse.Namespace) -> int:
     )
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
+    boxed = sandbox.level == "userns"
+    warm = warm_for(lab, root, nbval=boxed, verify=not args.nbval_only)
     verifier = None
     if not args.nbval_only:
         from utils.grading.verify import verifier_of
 
-        verifier = verifier_of(lab, root, sandbox, args.seed)
+        verifier = verifier_of(lab, root, sandbox, args.seed, warm)
     assignment = Assignment(
-        lab, root, sandbox, args.cell_timeout, args.total_timeout, args.extra_cells, verifier
+        lab,
+        root,
+        sandbox,
+        args.cell_timeout,
+        args.total_timeout,
+        args.extra_cells,
+        verifier,
+        warm if boxed else None,
     )
     try:
         if args.self_check and (
@@ -71,6 +81,7 @@ def grade_class(args: argparse.Namespace) -> int:
     finally:
         if verifier is not None:
             verifier.close()
+        warm.close()
 
 
 def _grade(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -16,6 +17,7 @@ from utils.grading import nbval_guard, processes
 from utils.grading.kernel import environment
 from utils.grading.notebook import dumps, is_check
 from utils.grading.sandbox import Sandbox
+from utils.grading.warm import ONE_THREAD, Warm, WarmChild, open_child
 
 CELL_TIMEOUT_SECONDS = 60.0
 TOTAL_TIMEOUT_SECONDS = 600.0
@@ -57,6 +59,7 @@ def run_nbval(
     sandbox: Sandbox = NO_SANDBOX,
     cell_timeout: float = CELL_TIMEOUT_SECONDS,
     total_timeout: float = TOTAL_TIMEOUT_SECONDS,
+    warm: Warm | None = None,
 ) -> NbvalRun:
     """Run ``lab`` under nbval with the guard.
 
@@ -66,24 +69,28 @@ def run_nbval(
         sandbox: the walls around it.
         cell_timeout: seconds for a cell that names no limit of its own.
         total_timeout: seconds after which everything is ended.
+        warm: a process that has everything loaded; without it each run loads everything anew.
     """
     with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "lab.ipynb").write_text(dumps(lab), encoding="utf-8")
         (folder / "grader.ini").write_text("[pytest]\n")
-        env = environment(folder, Path(root).resolve()) | {
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        guard = [
-            sys.executable,
-            os.path.realpath(nbval_guard.__file__),
-            "{report_fd}",
-            str(cell_timeout),
-            "lab.ipynb",
-        ]
-        command = sandbox.wrap(guard, folder)
-        finished = processes.run(command, env=env, folder=folder, timeout_seconds=total_timeout)
+        env = environment(folder, Path(root).resolve()) | ONE_THREAD
+        env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        if warm is None:
+            guard = [sys.executable, os.path.realpath(nbval_guard.__file__)]
+            command = sandbox.wrap([*guard, "{report_fd}", str(cell_timeout), "lab.ipynb"], folder)
+            finished = processes.run(command, env=env, folder=folder, timeout_seconds=total_timeout)
+        else:
+            with contextlib.ExitStack() as stack:
+
+                def start(report_fd: int, output_fd: int) -> WarmChild:
+                    handles, walls = [report_fd, output_fd], sandbox.description(folder)
+                    child = open_child(warm.start("nbval", walls, env, handles, cell_timeout=cell_timeout))
+                    stack.callback(child.close)
+                    return child
+
+                finished = processes.follow(start, folder=folder, timeout_seconds=total_timeout)
     cells, left_behind = _read_report(finished.report)
     wanted = {cell.id for cell in lab.cells if cell.cell_type == "code"}
     status = "timeout" if finished.timed_out else "ok" if wanted <= set(cells) else "crashed"

@@ -6,20 +6,30 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 REPORT_BYTES = 8_000_000
 
 
+class Process(Protocol):
+    """What :func:`follow` needs of a process; ``subprocess.Popen`` is one."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 @dataclass(frozen=True)
 class Finished:
-    """How a command ended: its exit code (``None`` if it was stopped), what it reported, and its last output."""
+    """How a run ended: what it reported, its last output, and whether and with what it had to be ended."""
 
-    code: int | None
     report: bytes
     output: str
     timed_out: bool
@@ -36,36 +46,56 @@ def run(command: Sequence[str], *, env: dict[str, str], folder: Path, timeout_se
         folder: where it runs.
         timeout_seconds: when it and everything that it started is ended, whatever it does.
     """
-    start, run_id = time.monotonic(), os.urandom(8).hex()
-    reader, writer = os.pipe()
-    report, over = bytearray(), False
-    with open(folder / "output.txt", "w+b") as output, os.fdopen(reader, "rb", buffering=0) as pipe:
-        process = subprocess.Popen(
-            [part.replace("{report_fd}", str(writer)) for part in command],
+    run_id = os.urandom(8).hex()
+
+    def start(report_fd: int, output_fd: int) -> subprocess.Popen:
+        return subprocess.Popen(
+            [part.replace("{report_fd}", str(report_fd)) for part in command],
             cwd=folder,
             env=env | {"COURSE_RUN": run_id},
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=output_fd,
             stderr=subprocess.STDOUT,
-            pass_fds=[writer],
+            pass_fds=[report_fd],
             start_new_session=True,
         )
-        os.close(writer)
+
+    return follow(start, folder=folder, timeout_seconds=timeout_seconds, run_id=run_id)
+
+
+def follow(
+    start: Callable[[int, int], Process], *, folder: Path, timeout_seconds: float, run_id: str = ""
+) -> Finished:
+    """Start a process, read its report until it ends or its time is over, and end all that it leaves behind.
+
+    Arguments:
+        start: starts the process with two descriptors, for its report and for what it prints, and returns it.
+        folder: where what it prints is kept meanwhile.
+        timeout_seconds: when it and everything that it started is ended, whatever it does.
+        run_id: processes with this text as their variable ``COURSE_RUN`` are ended too.
+    """
+    begin = time.monotonic()
+    reader, writer = os.pipe()
+    report, over = bytearray(), False
+    with open(folder / "output.txt", "w+b") as output, os.fdopen(reader, "rb", buffering=0) as pipe:
         try:
-            over = not _read_until_closed(pipe, report, start + timeout_seconds)
-            process.wait(timeout=max(0.1, start + timeout_seconds - time.monotonic()))
+            process = start(writer, output.fileno())
+        finally:
+            os.close(writer)
+        try:
+            over = not _read_until_closed(pipe, report, begin + timeout_seconds)
+            process.wait(timeout=max(0.1, begin + timeout_seconds - time.monotonic()))
         except subprocess.TimeoutExpired:
             over = True
         finally:
-            code = process.poll()
+            ended_by_itself = process.poll() is not None
             left_behind = _end(process.pid, run_id)
             process.wait()
         output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
         tail = output.read().decode("utf-8", "replace")
-    left_behind = (
-        left_behind if code is not None else 0
-    )  # a run that was stopped has its processes, of course
-    return Finished(None if over else code, bytes(report), tail, over, left_behind, time.monotonic() - start)
+    if not ended_by_itself:  # a run that was stopped has its processes, of course
+        left_behind = 0
+    return Finished(bytes(report), tail, over, left_behind, time.monotonic() - begin)
 
 
 def _read_until_closed(pipe, report: bytearray, deadline: float) -> bool:
@@ -91,7 +121,7 @@ def _family(pid: int, run_id: str) -> list[psutil.Process]:
         found = {member.pid: member for member in [process, *process.children(recursive=True)]}
     except psutil.NoSuchProcess:
         pass
-    for process in psutil.process_iter():
+    for process in psutil.process_iter() if run_id else ():
         try:
             if process.pid not in found and process.environ().get("COURSE_RUN") == run_id:
                 found[process.pid] = process

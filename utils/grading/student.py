@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,8 +14,7 @@ from typing import Any
 import psutil
 from nbformat import NotebookNode
 
-from utils.grading import box, plain_data
-from utils.grading.errors import GradingError
+from utils.grading import plain_data
 from utils.grading.kernel import environment
 from utils.grading.may_call import EVERYTHING, SEND
 from utils.grading.messages import Call, Mark, RoutedRun, StudentError
@@ -28,8 +22,9 @@ from utils.grading.notebook import is_answer, is_check
 from utils.grading.plain_data import BadData, Closed
 from utils.grading.routed import Router
 from utils.grading.sandbox import Sandbox
+from utils.grading.warm import ONE_THREAD, Warm
+from utils.grading.warm_process import VERIFY_MODULES
 
-SERVER = Path(os.path.realpath(__file__)).with_name("student_process.py")
 CALL_SECONDS = 10.0
 START_SECONDS = 30.0
 PER_RANK = ("arrays", "states")
@@ -55,33 +50,23 @@ class Worker:
 
 
 class Server:
-    """The process that forks workers; it is started at the first use and ended by :meth:`close`."""
+    """Starts workers from a warm process: from the one given, which is its owner's to close, or from one of its own."""
 
-    def __init__(self, root: Path, sandbox: Sandbox):
+    def __init__(self, root: Path, sandbox: Sandbox, warm: Warm | None = None):
         self._root, self._sandbox = root, sandbox
-        self._lock, self._process, self._socket = threading.Lock(), None, None
-        self._folder = tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True)
+        self._own = None if warm else Warm(root, VERIFY_MODULES)
+        self._warm = warm or self._own
 
     def worker(self) -> Worker:
-        """Start a worker and return it; a server that was killed is started again.
+        """Start a worker and return it.
 
-        Raises ``GradingError`` if that does not help.
+        Raises ``GradingError`` if the warm process cannot be kept alive.
         """
-        with self._lock:
-            for _ in range(2):
-                if self._process is None or self._process.poll() is not None:
-                    self._start()
-                with contextlib.suppress(Closed, OSError):
-                    return self._ask()
-                self._process.kill()
-                self._process.wait()
-        raise GradingError("the verify stage's server ends again and again. Is there enough memory?")
-
-    def _ask(self) -> Worker:
+        folder = self._warm.folder
+        env = environment(folder, self._root) | ONE_THREAD
         own, other = socket.socketpair()
         try:
-            socket.send_fds(self._socket, [self._description().encode()], [other.fileno()])
-            pid = plain_data.receive(self._socket, time.monotonic() + START_SECONDS)["pid"]
+            pid = self._warm.start("worker", self._sandbox.description(folder), env, [other.fileno()])
         except BaseException:
             own.close()
             raise
@@ -92,53 +77,11 @@ class Server:
         except psutil.NoSuchProcess:
             return Worker(own, None)
 
-    def _start(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        env = environment(Path(self._folder.name), self._root) | {
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, str(SERVER), str(other.fileno())],
-            pass_fds=[other.fileno()],
-            env=env,
-            cwd=self._folder.name,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        other.close()
-        try:
-            plain_data.receive(self._socket, time.monotonic() + START_SECONDS)
-        except (Closed, TimeoutError, BadData) as error:
-            raise GradingError(f"the verify stage's server did not start: {error}.") from None
-
-    def _description(self) -> str:
-        box_ = self._sandbox
-        if box_.level != "userns":
-            return box.limits(box_.memory_bytes)
-        return box.spec(
-            self._folder.name, hide=list(box_.hide), keep=list(box_.keep), memory_bytes=box_.memory_bytes
-        )
-
-    def end_workers(self) -> None:
-        """End every process below the server, daemons that hid from their worker among them."""
-        if self._process is not None and self._process.poll() is None:
-            for child in psutil.Process(self._process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    child.kill()
-
     def close(self) -> None:
-        """End the server, its workers and their folder."""
-        if self._process is not None:
-            self.end_workers()
-            self._process.kill()
-            self._process.wait()
-            self._socket.close()
-        self._folder.cleanup()
+        """End the workers and, if it is its own, the warm process."""
+        self._warm.end_children()
+        if self._own is not None:
+            self._own.close()
 
 
 class Student:

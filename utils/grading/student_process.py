@@ -1,32 +1,30 @@
-"""The untrusted side of the verify stage: a server that has torch loaded and forks a boxed process per worker.
+"""The untrusted side of the verify stage: a process that runs a student's definitions and answers calls.
 
-Run as a script with one socket.  Each request carries a second socket, the channel of the new worker.  A worker runs
-the student's definitions, then answers calls over its channel; it holds no expected values, no seeds, no solutions.
+The warm process forks one for each worker (``warm_process.py``).  It speaks over one channel, and holds no expected
+values, no seeds, no solutions.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import ctypes
-import functools
 import importlib
 import importlib.util
 import io
 import linecache
 import os
-import signal
 import socket
 import sys
 import traceback
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36
 HERE = Path(os.path.realpath(__file__)).parent
 
 
 def _module(name: str):
-    """Load a module of this folder under its own name, without the package around it."""
+    """Load a module of this folder under its own name, without the package around it, unless it is loaded already."""
+    if f"course_{name}" in sys.modules:
+        return sys.modules[f"course_{name}"]
     spec = importlib.util.spec_from_file_location(f"course_{name}", HERE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -34,54 +32,11 @@ def _module(name: str):
     return module
 
 
-box, plain_data = _module("box"), _module("plain_data")
+plain_data = _module("plain_data")
 
 
-def serve(requests: socket.socket) -> None:
-    """Fork a worker for every request until the other end closes."""
-    import numpy  # noqa: F401  loaded here so that no worker has to
-    import torch.distributed
-    import torch.nn  # noqa: F401
-
-    for name in (
-        "torch._dynamo",
-        "utils.checks.boundary",
-    ):  # an optimizer needs the first: seconds, in every worker
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # daemons stay this process's children
-    plain_data.send(requests, {"ready": os.getpid()})
-    while True:
-        try:
-            data, handles, _, _ = socket.recv_fds(requests, 65536, 1)
-        except InterruptedError:
-            continue
-        if not data:
-            return
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            requests.close()
-            box.guarded(functools.partial(_start_worker, data.decode(), handles[0]))
-        os.close(handles[0])
-        plain_data.send(requests, {"pid": child})
-
-
-def _start_worker(description: str, handle: int) -> int:
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-
-    def inner() -> None:
-        _worker(socket.socket(fileno=handle))
-        os._exit(0)
-
-    return box.main(description, inner)
-
-
-def _worker(channel: socket.socket) -> None:
+def work(channel: socket.socket) -> None:
+    """Run the cells that come over ``channel``, then answer calls until it closes."""
     import torch
 
     torch.set_num_threads(1)
@@ -170,9 +125,3 @@ def _defines(node: ast.stmt) -> bool:
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)
     }
     return isinstance(node, (ast.Assign, ast.AnnAssign)) and "launch" not in calls
-
-
-if __name__ == "__main__":
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != str(HERE)]
-    with socket.socket(fileno=int(sys.argv[1])) as own:
-        serve(own)

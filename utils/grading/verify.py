@@ -33,6 +33,7 @@ from utils.grading.may_call import EVERYTHING
 from utils.grading.notebook import is_answer
 from utils.grading.sandbox import Sandbox
 from utils.grading.student import Server, Student, cells_of
+from utils.grading.warm import Warm
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,17 @@ CasesOf = Callable[[Student, np.random.Generator], Iterable[Case]]
 class Verifier:
     """What an :class:`~utils.grading.grade.Assignment` calls after nbval; :meth:`close` it at the end."""
 
-    def __init__(self, cases: dict[str, CasesOf], root: Path, sandbox: Sandbox, seed: int | None):
+    def __init__(
+        self,
+        cases: dict[str, CasesOf],
+        root: Path,
+        sandbox: Sandbox,
+        seed: int | None,
+        warm: Warm | None = None,
+    ):
         self.seed = secrets.randbits(32) if seed is None else seed
         self._cases, self._root = cases, root
-        self._server = Server(root, sandbox)
+        self._server = Server(root, sandbox, warm)
 
     def __call__(self, grafted: NotebookNode, passed: Iterable[str]) -> dict[str, list[SubCheck]]:
         """Return the sub-checks of each question in ``passed`` for which there are cases."""
@@ -117,9 +125,11 @@ def cases_from_checks(module: ModuleType) -> dict[str, CasesOf]:
 
     def cases_of(question: str) -> CasesOf:
         def cases(student: Student, random: np.random.Generator) -> list[Case]:
+            from utils.checks.verdict import once_each
+
             seed = int(random.integers(1 << 31))
             words = EVERYTHING if may_call is None else tuple(may_call.get(question, ()))
-            call = functools.partial(student.probe, list(functions[question]), may_call=words)
+            call = once_each(functools.partial(student.probe, list(functions[question]), may_call=words))
             return [
                 Case(sub.name, functools.partial(sub.check, call, seed)) for sub in module.QUESTIONS[question]
             ]
@@ -141,7 +151,9 @@ def checks_of(lab: NotebookNode) -> str:
     return found[1] if found else ""
 
 
-def verifier_of(lab: NotebookNode, root: Path, sandbox: Sandbox, seed: int | None = None) -> Verifier | None:
+def verifier_of(
+    lab: NotebookNode, root: Path, sandbox: Sandbox, seed: int | None = None, warm: Warm | None = None
+) -> Verifier | None:
     """Return the verifier of a lab, or ``None`` if nothing says how to verify it.
 
     Cases come from the module of ``utils.checks`` that the lab imports, where it has ``QUESTIONS``, and from
@@ -152,6 +164,7 @@ def verifier_of(lab: NotebookNode, root: Path, sandbox: Sandbox, seed: int | Non
         root: the course's folder.
         sandbox: the walls around the workers.
         seed: for the inputs; by default a new one, so that nobody can know them.
+        warm: what forks the workers; by default a process of the verifier's own.
     """
     name = lab.metadata.get("course", {}).get("lab", "")
     cases: dict[str, CasesOf] = {}
@@ -162,4 +175,4 @@ def verifier_of(lab: NotebookNode, root: Path, sandbox: Sandbox, seed: int | Non
     hidden = root / "solutions" / "verify" / f"{name}.py"
     if hidden.exists():
         cases |= cases_from_file(hidden)
-    return Verifier(cases, root, sandbox, seed) if cases else None
+    return Verifier(cases, root, sandbox, seed, warm) if cases else None

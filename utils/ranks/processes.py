@@ -42,16 +42,20 @@ def start_processes(method: str | None = None) -> Processes:
 class ForkServer:
     """The notebook's end of `utils.ranks.forkserver`: one process per kernel, started at the first launch."""
 
-    def __init__(self):
+    def __init__(self, process, control: socket.socket, errors: int):
         self.owner = os.getpid()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, tempfile.TemporaryFile() as self_errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _program("utils.ranks.forkserver", theirs.fileno())], pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, stdout=self_errors, stderr=self_errors, start_new_session=True)
-            self._errors = os.dup(self_errors.fileno())
-        self.control = ours
+        self.process, self.control, self._errors = process, control, errors
         self._ready = False
+
+    @classmethod
+    def started(cls):
+        """A new process, which begins to load torch."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _program("utils.ranks.forkserver", theirs.fileno())], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True)
+            return cls(process, ours, os.dup(errors.fileno()))
 
     def wait_until_ready(self) -> None:
         """Return when the server has loaded torch; raises RuntimeError with what it printed if it could not."""
@@ -94,10 +98,22 @@ def _warm_server() -> ForkServer:
             _server.close()
         else:
             atexit.register(lambda: _server and _server.close())
-        _server = ForkServer()
+        _server = ForkServer.started()
         import torch.distributed  # noqa: F401
     _server.wait_until_ready()
     return _server
+
+
+def adopt_server(process, control: socket.socket, errors: int) -> None:
+    """Let this kernel's ranks start from a server that was forked for it: torch need not be loaded once more.
+
+    process  the server, with the methods of subprocess.Popen; it runs `utils.ranks.forkserver.main`
+    control  the other end of its socket
+    errors   descriptor of the file that it prints to
+    """
+    global _server
+    atexit.register(lambda: _server and _server.close())
+    _server = ForkServer(process, control, errors)
 
 
 class ForkedProcesses:
