@@ -23,6 +23,7 @@ _MESSAGE = int(np.prod(_SHAPE))
 _NAMES = ("wq", "wk", "wv", "wo")
 _ENOUGH = (2, 8, 4)  # ranks, query heads, key and value heads
 _SHARED = (4, 8, 2)
+_SETTINGS = (_ENOUGH, (2, 4, 4), _SHARED, (4, 4, 1))
 
 
 def _kv_cut(matrix, kv_heads, rank, ranks):
@@ -82,37 +83,41 @@ def _in_words(heads, kv_heads):
     return f"{heads} query heads and {kv_heads} key and value heads of size {_HEAD_SIZE}"
 
 
-def _shards(settings):
+def _shards(chosen):
     """Whole heads in blocks; a key head that several ranks need is whole on each of them."""
 
     def check(call, seed):
-        for ranks, heads, kv_heads in settings:
-            whole = _weights(lambda *shape: distinct(seed, *shape), heads, kv_heads)
-            given = f"{ranks} ranks, {_in_words(heads, kv_heads)}"
-            expected = [_cut(kv_heads)(whole, rank, ranks) for rank in range(ranks)]
-
-            def hints(name, rank, came, whole=whole, ranks=ranks, heads=heads, kv_heads=kv_heads):
-                matrix = whole[_NAMES.index(name)]
-                if name == "wo":
-                    if np.array_equal(came, columns(matrix, rank, ranks)):
-                        return "wo is cut by columns, but a rank that has some heads needs those rows of wo"
-                    return None
-                n_heads = heads if name == "wq" else kv_heads
-                held = _heads_in(came, matrix, n_heads)
-                if held is None and name != "wq" and np.array_equal(came, columns(matrix, rank, ranks)):
-                    return "this cuts a head in the middle: a key head that several ranks need is whole on each of them"
-                if held is None:
-                    return None
-                right = _heads_in(expected_of(rank, name), matrix, n_heads)
-                return f"these are the heads {held}, but rank {rank} needs {right}"
-
-            def expected_of(rank, name, expected=expected):
-                return expected[rank][_NAMES.index(name)]
-
-            (cuts,) = cut(call, 0, [{"tensors": whole, "numbers": [heads, kv_heads], "ranks": ranks}])
-            check_cut(cuts, expected, _NAMES, given, whole, hints)
+        wholes = [_weights(lambda *shape: distinct(seed, *shape), *heads) for _, *heads in _SETTINGS]
+        cases = [
+            {"tensors": whole, "numbers": heads, "ranks": ranks}
+            for whole, (ranks, *heads) in zip(wholes, _SETTINGS, strict=True)
+        ]
+        made = list(zip(_SETTINGS, wholes, cut(call, 0, cases), strict=True))
+        for setting, whole, cuts in made[chosen]:
+            _check_heads(setting, whole, cuts)
 
     return check
+
+
+def _check_heads(setting, whole, cuts):
+    ranks, heads, kv_heads = setting
+    expected = [_cut(kv_heads)(whole, rank, ranks) for rank in range(ranks)]
+
+    def hints(name, rank, came):
+        number = _NAMES.index(name)
+        matrix, right = whole[number], expected[rank][number]
+        if name == "wo":
+            by_columns = np.array_equal(came, columns(matrix, rank, ranks))
+            return "wo is cut by columns, but a rank that has some heads needs those rows of wo" if by_columns else None
+        n_heads = heads if name == "wq" else kv_heads
+        held = _heads_in(came, matrix, n_heads)
+        if held is not None:
+            return f"these are the heads {held}, but rank {rank} needs {_heads_in(right, matrix, n_heads)}"
+        if name != "wq" and np.array_equal(came, columns(matrix, rank, ranks)):
+            return "this cuts a head in the middle: a key head that several ranks need is whole on each of them"
+        return None
+
+    check_cut(cuts, expected, _NAMES, f"{ranks} ranks, {_in_words(heads, kv_heads)}", whole, hints)
 
 
 def _heads_in(came, matrix, n_heads):
@@ -215,8 +220,8 @@ def check_calls_of_rank(run, rank, shared, hints):
 
 QUESTIONS = {
     "q5": (
-        SubCheck("whole heads in blocks", _shards((_ENOUGH, (2, 4, 4)))),
-        SubCheck("fewer key heads than ranks", _shards((_SHARED, (4, 4, 1)))),
+        SubCheck("whole heads in blocks", _shards(slice(0, 2))),
+        SubCheck("fewer key heads than ranks", _shards(slice(2, 4))),
         SubCheck("the result of one process", _output((_ENOUGH, _SHARED))),
         SubCheck("the gradients of one process", _gradients),
         SubCheck("shared heads: gradients added up", _shared_heads),

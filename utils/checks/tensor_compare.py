@@ -187,8 +187,9 @@ def check_calls(outputs, given, forward, backward, hints=None):
                 sentence = f"Rank {rank} made {much} calls in {case}: {len(came)} where {len(right)} would do."
             else:
                 sentence = f"In {case} rank {rank} did not send what is needed, no more and no less."
-            raise wrong(sentence, given, _in_words(came), _in_words(right), (hints or {}).get(case))
+            raise wrong(sentence, given, in_words(came), in_words(right), (hints or {}).get(case))
 
 
-def _in_words(calls):
+def in_words(calls):
+    """Calls, (op, elements) pairs, as a student reads them."""
     return ", ".join(f"{op} of {elements:,} elements" for op, elements in calls) or "no call"

@@ -37,6 +37,18 @@ def run_layer(layer, call, seed, ranks, weights, words, shape=(_BATCH, _SEQUENCE
     return compare(layer, call, given, ranks, x, weights, gradient, **arguments)
 
 
+def _distinct(seed):
+    return lambda *shape: distinct(seed, *shape)
+
+
+def _cut_as_student_does(call, sizes, weights_of):
+    """The student's cuts of one of the two sizes, and the matrices; both sizes are cut in one run."""
+    both = [(ranks, weights_of(inner)) for ranks, inner in (_EVEN, _UNEVEN)]
+    cuts = cut(call, 0, [{"tensors": whole, "numbers": [], "ranks": ranks} for ranks, whole in both])
+    chosen = (_EVEN, _UNEVEN).index(sizes)
+    return cuts[chosen], both[chosen][1]
+
+
 # q3: GeLU
 
 
@@ -69,7 +81,7 @@ def _mlp_weights(make, inner):
 def _mlp_shards(sizes):
     def check(call, seed):
         ranks, inner = sizes
-        whole = _mlp_weights(lambda *shape: distinct(seed, *shape), inner)
+        cuts, whole = _cut_as_student_does(call, sizes, lambda inner: _mlp_weights(_distinct(seed), inner))
         given = f"{ranks} ranks, a of shape {whole[0].shape}, b of shape {whole[2].shape}"
         expected = [_mlp_cut(whole, rank, ranks) for rank in range(ranks)]
 
@@ -87,14 +99,13 @@ def _mlp_shards(sizes):
                 return "bias_b is added to the whole result, after the sum: it is not cut"
             return None
 
-        (cuts,) = cut(call, 0, [{"tensors": whole, "numbers": [], "ranks": ranks}])
         check_cut(cuts, expected, _MLP.names, given, whole, hints)
 
     return check
 
 
-def _mlp_run(call, seed, sizes=_UNEVEN):
-    ranks, inner = sizes
+def _mlp_run(call, seed):
+    ranks, inner = _UNEVEN
     rng = np.random.default_rng([seed, 31])
     weights = _mlp_weights(lambda *shape: rng.standard_normal(shape), inner)
     return run_layer(_MLP, call, seed, ranks, weights, f"{inner} inner columns", numbers=[])
@@ -125,10 +136,14 @@ def _gated_hints(x, weights, y, ranks):
 _GATED = Layer("tensor.layer", ("gate_up", "down"), _gated_cut, _gated, _gated, _gated_hints)
 
 
+def _gated_weights(make, inner):
+    return [make(_HIDDEN, 2 * inner), make(inner, _HIDDEN)]
+
+
 def _gated_shards(sizes):
     def check(call, seed):
         ranks, inner = sizes
-        whole = [distinct(seed, _HIDDEN, 2 * inner), distinct(seed, inner, _HIDDEN)]
+        cuts, whole = _cut_as_student_does(call, sizes, lambda inner: _gated_weights(_distinct(seed), inner))
         given = f"{ranks} ranks, gate_up of shape {whole[0].shape}, its first {inner} columns are gate"
         expected = [_gated_cut(whole, rank, ranks) for rank in range(ranks)]
         gate, up = np.split(whole[0], 2, axis=1)
@@ -145,16 +160,15 @@ def _gated_shards(sizes):
                 return "gate comes first, then up"
             return None
 
-        (cuts,) = cut(call, 0, [{"tensors": whole, "numbers": [], "ranks": ranks}])
         check_cut(cuts, expected, _GATED.names, given, whole, hints)
 
     return check
 
 
-def _gated_run(call, seed, sizes=_UNEVEN):
-    ranks, inner = sizes
+def _gated_run(call, seed):
+    ranks, inner = _UNEVEN
     rng = np.random.default_rng([seed, 41])
-    weights = [rng.standard_normal((_HIDDEN, 2 * inner)), rng.standard_normal((inner, _HIDDEN))]
+    weights = _gated_weights(lambda *shape: rng.standard_normal(shape), inner)
     return run_layer(_GATED, call, seed, ranks, weights, f"{inner} inner columns", numbers=[])
 
 
@@ -179,7 +193,7 @@ def _gradients(layer, run):
 
 def _replicas(run, also=()):
     def check(call, seed):
-        check_replicas(run(call, seed, _EVEN), also)
+        check_replicas(run(call, seed), also)
 
     return check
 

@@ -11,6 +11,7 @@ from utils.checks.tensor_compare import (
     check_output,
     close,
     compare,
+    in_words,
     made,
 )
 from utils.checks.tensor_shards import distinct
@@ -74,8 +75,8 @@ def _calls(name, way, outputs, given, expected):
         came = made(outputs, rank, way)
         if came != expected:
             right = f"one all_reduce of {_ELEMENTS} elements" if expected else "no call"
-            shown = ", ".join(f"{op} of {elements} elements" for op, elements in came) or "no call"
-            raise wrong(f"In {way} rank {rank}'s {name} does not make the calls it should.", given, shown, right)
+            sentence = f"In {way} rank {rank}'s {name} does not make the calls it should."
+            raise wrong(sentence, given, in_words(came), right)
 
 
 _ALL_REDUCE = [("all_reduce", _ELEMENTS)]

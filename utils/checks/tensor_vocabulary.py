@@ -1,10 +1,12 @@
 """Lab 03, q6: the table of word vectors and the loss, both cut along the vocabulary."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from utils.checks.tensor_compare import CASES, check_calls, close, made
+from utils.checks.tensor_compare import CASES, check_calls, close, first_hint, in_words, made
 from utils.checks.verdict import SubCheck, calls_only_in, outputs_of, wrong
 
 _BATCH, _SEQUENCE, _HIDDEN = 2, 3, 4
@@ -41,63 +43,101 @@ def _look_up(call, seed, ranks, vocab):
 
 def _embedding(call, seed):
     """The look-up of one process, and its gradient in each rank's rows."""
-    for ranks, vocab in ((2, 8), (4, 10)):
-        outputs, given, table, tokens, gradient, parts = _look_up(call, seed, ranks, vocab)
-        right = table[tokens]
-        slope = np.zeros_like(table)
-        np.add.at(slope, tokens, gradient)
-        per_rank = len(parts[0])
-        slopes = np.zeros((per_rank * ranks, _HIDDEN))
-        slopes[:vocab] = slope
-        clamped = sum(part[np.clip(tokens - r * per_rank, 0, per_rank - 1)] for r, part in enumerate(parts))
-        for rank, result in enumerate(outputs["results"]):
-            if not close(result["y"], right):
-                mine = (tokens // per_rank == rank)[..., None]
-                hint = None
-                if close(result["y"], np.where(mine, right, 0)):
-                    hint = "the words of other ranks are missing: add the ranks' results up"
-                elif close(result["y"], clamped):
-                    hint = "a rank must give zeros for a word that it does not hold, not one of its own rows"
-                raise wrong(f"Rank {rank} does not look up the right vectors.", given, result["y"], right, hint)
-            expected = slopes[rank * per_rank : (rank + 1) * per_rank]
-            if not close(result["dx"], expected):
-                hint = None
-                if close(result["dx"], expected * ranks):
-                    hint = f"{ranks} times too large: g hands the gradient on as it is"
-                raise wrong(f"The gradient of rank {rank}'s rows is wrong.", given, result["dx"], expected, hint)
-        check_calls(outputs, given, [_TOKENS * _HIDDEN], [], {"forward": "one sum of b·s·h elements"})
+    ranks, vocab = 4, 10
+    outputs, given, table, tokens, gradient, parts = _look_up(call, seed, ranks, vocab)
+    right = table[tokens]
+    slope = np.zeros_like(table)
+    np.add.at(slope, tokens, gradient)
+    per_rank = len(parts[0])
+    slopes = np.zeros((per_rank * ranks, _HIDDEN))
+    slopes[:vocab] = slope
+    clamped = sum(part[np.clip(tokens - r * per_rank, 0, per_rank - 1)] for r, part in enumerate(parts))
+    for rank, result in enumerate(outputs["results"]):
+        if not close(result["y"], right):
+            mine = (tokens // per_rank == rank)[..., None]
+            hint = None
+            if close(result["y"], np.where(mine, right, 0)):
+                hint = "the words of other ranks are missing: add the ranks' results up"
+            elif close(result["y"], clamped):
+                hint = "a rank must give zeros for a word that it does not hold, not one of its own rows"
+            raise wrong(f"Rank {rank} does not look up the right vectors.", given, result["y"], right, hint)
+        expected = slopes[rank * per_rank : (rank + 1) * per_rank]
+        if not close(result["dx"], expected):
+            hint = None
+            if close(result["dx"], expected * ranks):
+                hint = f"{ranks} times too large: g hands the gradient on as it is"
+            raise wrong(f"The gradient of rank {rank}'s rows is wrong.", given, result["dx"], expected, hint)
+    check_calls(outputs, given, [_TOKENS * _HIDDEN], [], {"forward": "one sum of b·s·h elements"})
 
 
 # The loss
 
 
-def _loss(call, seed, ranks, vocab, scale=1.0, ignored=0):
-    """Run the loss; return (outputs, description, whole logits, targets, right loss, each rank's right gradient)."""
-    rng = np.random.default_rng([seed, 61, vocab, ignored])
+@dataclass(frozen=True)
+class _Batch:
+    """Logits (b, s, v) and targets (b, s) for so many ranks; `number` is its place in the run."""
+
+    number: int
+    ranks: int
+    logits: np.ndarray
+    targets: np.ndarray
+
+    @property
+    def vocab(self):
+        return self.logits.shape[-1]
+
+    @property
+    def given(self):
+        """In words."""
+        per_rank, largest = -(-self.vocab // self.ranks), abs(self.logits).max()
+        padding, ignored = per_rank * self.ranks - self.vocab, (self.targets == _IGNORED).sum()
+        words = f"{self.ranks} ranks, {self.vocab} words, {per_rank} columns on each rank"
+        words += f", {padding} of them padding" if padding else ""
+        words += f", logits up to {largest:,.0f}" if largest > 100 else ""
+        return words + (f", {ignored} of {_TOKENS} targets are {_IGNORED}" if ignored else "")
+
+    def on_one_process(self):
+        """The loss, and its gradient as each rank has it: zero where there is no word."""
+        whole = torch.tensor(self.logits, requires_grad=True)
+        targets = torch.from_numpy(self.targets).flatten()
+        loss = F.cross_entropy(whole.flatten(0, 1), targets, ignore_index=_IGNORED)
+        loss.backward()
+        return float(loss.detach()), _padded(whole.grad.numpy(), self.ranks, 0.0)
+
+
+def _batch(seed, number, ranks, vocab, scale=1.0, ignored=0):
+    """A batch whose targets lie on every rank."""
+    rng = np.random.default_rng([seed, 61, number, ranks])
     logits = scale * rng.standard_normal((_BATCH, _SEQUENCE, vocab))
     targets = rng.permutation(np.arange(_TOKENS) * (vocab - 1) // (_TOKENS - 1))
     targets[:ignored] = _IGNORED
-    targets = targets.reshape(_BATCH, _SEQUENCE)
-    parts = _padded(logits, ranks)
-    per_rank = parts[0].shape[-1]
-    given = f"{ranks} ranks, {vocab} words, {per_rank} columns on each rank"
-    given += f", {per_rank * ranks - vocab} of them padding" if per_rank * ranks > vocab else ""
-    given += f", logits up to {abs(logits).max():,.0f}" if scale > 1 else ""
-    given += f", {ignored} of {_TOKENS} targets are {_IGNORED}" if ignored else ""
+    return _Batch(number, ranks, logits, targets.reshape(_BATCH, _SEQUENCE))
+
+
+def _batches(seed):
+    """Those that are run together: on 3 ranks plain, with ignored targets, with large logits; on 4 ranks padded."""
+    plain = _batch(seed, 0, 3, 9), _batch(seed, 1, 3, 9, ignored=2), _batch(seed, 2, 3, 9, scale=1000.0)
+    padded = _batch(seed, 0, 4, 22), _batch(seed, 1, 4, 5)  # of 5 words the last rank holds none
+    return plain, padded
+
+
+def _losses(call, batches):
+    """Run the loss of all batches; return each rank's results in each batch, and the outputs."""
+    ranks, given = batches[0].ranks, batches[0].given
     outputs = outputs_of(
-        call, "tensor.cross_entropy", ranks, given, logits={"arrays": parts}, targets=targets, vocab=vocab
-    )
-    calls_only_in(outputs, CASES, given)
-    whole = torch.tensor(logits, requires_grad=True)
-    loss = F.cross_entropy(whole.flatten(0, 1), torch.from_numpy(targets).flatten(), ignore_index=_IGNORED)
-    loss.backward()
-    missing = per_rank * ranks - vocab
-    slopes = np.split(np.pad(whole.grad.numpy(), [(0, 0), (0, 0), (0, missing)]), ranks, axis=-1)
-    return outputs, given, logits, targets, float(loss.detach()), slopes
+        call, "tensor.cross_entropy", ranks, given,
+        batches=[
+            {"logits": {"arrays": _padded(batch.logits, ranks)}, "targets": batch.targets, "vocab": batch.vocab}
+            for batch in batches
+        ],
+    )  # fmt: skip
+    calls_only_in(outputs, [f"{way} {batch.number}" for batch in batches for way in CASES], given)
+    return [[result[batch.number] for result in outputs["results"]] for batch in batches], outputs
 
 
-def _wrong_losses(logits, targets, ranks, loss):
+def _wrong_losses(batch, loss):
     """(value, what has been done) for the classical mistakes."""
+    logits, targets, ranks = batch.logits, batch.targets, batch.ranks
     parts = _padded(logits, ranks)
     per_rank = parts[0].shape[-1]
     counts, words = targets != _IGNORED, np.where(targets == _IGNORED, 0, targets)
@@ -128,91 +168,100 @@ def _wrong_losses(logits, targets, ranks, loss):
         yield alone[counts].mean(), "this is the loss over one rank's own columns"
 
 
-def _check_loss(outputs, given, logits, targets, loss, ranks, otherwise=None):
-    for rank, result in enumerate(outputs["results"]):
+def _check_loss(batch, results, loss, otherwise=None):
+    for rank, result in enumerate(results):
         came = result["loss"]
         if close(came, loss):
             continue
-        look_at = next(
-            (words for value, words in _wrong_losses(logits, targets, ranks, loss) if close(came, value)), None
-        )
-        raise wrong(f"The loss on rank {rank} is not that of one process.", given, came, loss, look_at or otherwise)
+        look_at = first_hint(came, _wrong_losses(batch, loss)) or otherwise
+        raise wrong(f"The loss on rank {rank} is not that of one process.", batch.given, came, loss, look_at)
+
+
+def _check_slopes(batch, results, slopes):
+    for rank, (result, right) in enumerate(zip(results, slopes, strict=True)):
+        came = result["gradient"]
+        if close(came, right):
+            continue
+        too_large = close(came, right * batch.ranks)
+        hint = f"{batch.ranks} times too large: g hands the gradient on as it is" if too_large else None
+        sentence = f"The gradient of rank {rank}'s logits is not that of one process."
+        raise wrong(sentence, batch.given, came, right, hint)
+
+
+_PLAIN, _WITH_IGNORED, _LARGE = range(3)
+
+
+def _on_three_ranks(call, seed, number):
+    """A batch, each rank's results, and what one process gets: loss and gradients."""
+    batches, _ = _batches(seed)
+    results, _ = _losses(call, batches)
+    return batches[number], results[number], *batches[number].on_one_process()
 
 
 def _value(call, seed):
-    for ranks, vocab in ((2, 8), (3, 9)):
-        outputs, given, logits, targets, loss, _ = _loss(call, seed, ranks, vocab)
-        _check_loss(outputs, given, logits, targets, loss, ranks)
+    batch, results, loss, _ = _on_three_ranks(call, seed, _PLAIN)
+    _check_loss(batch, results, loss)
 
 
-def _padding(call, seed):
-    """Columns beyond the vocabulary count nowhere, even if a rank has no other."""
-    for ranks, vocab in ((2, 7), (4, 5)):
-        outputs, given, logits, targets, loss, slopes = _loss(call, seed, ranks, vocab)
-        hint = (
-            "columns from the vocabulary's size on are no words: they belong neither in the sum of the exponentials "
-            "nor in the maximum"
-        )
-        with_zeros = np.concatenate(_padded(logits, ranks, 0.0), axis=-1)
-        as_zero = F.cross_entropy(torch.from_numpy(with_zeros).flatten(0, 1), torch.from_numpy(targets).flatten())
-        for result in outputs["results"]:
-            if close(result["loss"], as_zero):
-                hint = "padding that is set to 0 still counts, as exp(0) = 1: set it to minus infinity"
-        _check_loss(outputs, given, logits, targets, loss, ranks, hint)
-        _check_slopes(outputs, given, slopes)
+def _gradients(call, seed):
+    batch, results, _, slopes = _on_three_ranks(call, seed, _PLAIN)
+    _check_slopes(batch, results, slopes)
+
+
+def _ignored(call, seed):
+    batch, results, loss, slopes = _on_three_ranks(call, seed, _WITH_IGNORED)
+    _check_loss(batch, results, loss)
+    _check_slopes(batch, results, slopes)
 
 
 def _large(call, seed):
     """Logits whose exponentials are beyond every number: only the global maximum helps."""
-    ranks = 3
-    outputs, given, logits, targets, loss, slopes = _loss(call, seed, ranks, 9, scale=1000.0)
+    batch, results, loss, slopes = _on_three_ranks(call, seed, _LARGE)
     hint = "exp of a large number overflows; take the maximum away first, the same one on all ranks"
-    if not all(np.isfinite(result["loss"]) for result in outputs["results"]):
-        raise wrong("The loss is not a finite number.", given, outputs["results"][0]["loss"], loss, hint)
-    _check_loss(outputs, given, logits, targets, loss, ranks, hint)
-    _check_slopes(outputs, given, slopes)
+    for result in results:
+        if not np.isfinite(result["loss"]):
+            raise wrong("The loss is not a finite number.", batch.given, result["loss"], loss, hint)
+    _check_loss(batch, results, loss, hint)
+    _check_slopes(batch, results, slopes)
 
 
-def _ignored(call, seed):
-    outputs, given, logits, targets, loss, slopes = _loss(call, seed, 2, 8, ignored=2)
-    _check_loss(outputs, given, logits, targets, loss, 2)
-    _check_slopes(outputs, given, slopes)
-
-
-def _gradients(call, seed):
-    outputs, given, *_, slopes = _loss(call, seed, 3, 9)
-    _check_slopes(outputs, given, slopes)
-
-
-def _check_slopes(outputs, given, slopes):
-    ranks = len(slopes)
-    for rank, result in enumerate(outputs["results"]):
-        came, right = result["gradient"], slopes[rank]
-        if close(came, right):
-            continue
-        hint = f"{ranks} times too large: g hands the gradient on as it is" if close(came, right * ranks) else None
-        raise wrong(f"The gradient of rank {rank}'s logits is not that of one process.", given, came, right, hint)
+def _padding(call, seed):
+    """Columns beyond the vocabulary count nowhere, even if a rank has no other."""
+    _, batches = _batches(seed)
+    of_batches, _ = _losses(call, batches)
+    for batch, results in zip(batches, of_batches, strict=True):
+        loss, slopes = batch.on_one_process()
+        zeros = torch.from_numpy(np.concatenate(_padded(batch.logits, batch.ranks, 0.0), axis=-1))
+        as_zero = F.cross_entropy(zeros.flatten(0, 1), torch.from_numpy(batch.targets).flatten())
+        hint = (
+            "columns from the vocabulary's size on are no words: they belong neither in the sum of the exponentials "
+            "nor in the maximum"
+        )
+        if any(close(result["loss"], as_zero) for result in results):
+            hint = "padding that is set to 0 still counts, as exp(0) = 1: set it to minus infinity"
+        _check_loss(batch, results, loss, hint)
+        _check_slopes(batch, results, slopes)
 
 
 def _exchanged(call, seed):
     """b·s numbers for the maximum, the sum and the target each; nothing backward."""
-    ranks, vocab = 4, 22
-    outputs, given, *_ = _loss(call, seed, ranks, vocab)
-    for rank in range(ranks):
-        forward, backward = (made(outputs, rank, case) for case in ("forward", "backward"))
+    _, (batch, other) = _batches(seed)
+    _, outputs = _losses(call, (batch, other))
+    right = f"at most 3 all-reduces of {_TOKENS} elements: the maximum, the sum, the target's logit"
+    for rank in range(batch.ranks):
+        forward, backward = (made(outputs, rank, f"{way} {batch.number}") for way in CASES)
         elements = sum(elements for _, elements in forward)
-        shown = ", ".join(f"{op} of {n} elements" for op, n in forward) or "no call"
-        right = f"at most 3 all-reduces of {_TOKENS} elements: the maximum, the sum, the target's logit"
-        if elements >= _TOKENS * vocab:
+        if elements >= _TOKENS * batch.vocab:
             raise wrong(
-                f"Rank {rank} takes part in an exchange of whole logits: b·s·v numbers.", given, shown, right,
-                "each rank sums its own columns; only the sums travel",
+                f"Rank {rank} takes part in an exchange of whole logits: b·s·v numbers.", batch.given,
+                in_words(forward), right, "each rank sums its own columns; only the sums travel",
             )  # fmt: skip
-        if len(forward) > 3 or elements > 3 * _TOKENS or {op for op, _ in forward} != {"all_reduce"}:
-            raise wrong(f"Rank {rank} exchanges more than the loss needs.", given, shown, right)
+        if not 2 <= len(forward) <= 3 or elements > 3 * _TOKENS or {op for op, _ in forward} != {"all_reduce"}:
+            raise wrong(
+                f"Rank {rank} does not exchange what the loss needs.", batch.given, in_words(forward), right
+            )
         if backward:
-            shown = ", ".join(f"{op} of {n} elements" for op, n in backward)
-            raise wrong(f"Rank {rank} communicates in backward.", given, shown, "no call")
+            raise wrong(f"Rank {rank} communicates in backward.", batch.given, in_words(backward), "no call")
 
 
 QUESTIONS = {

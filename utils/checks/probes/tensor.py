@@ -126,14 +126,22 @@ def embedding(look_up, _loss, tokens, gradient, rows):
     return _backward(y, table, gradient, [])
 
 
-def cross_entropy(_look_up, loss, logits, targets, vocab):
-    """Call loss(this rank's logits, targets, vocab), and backward; return the loss and the gradient of the logits."""
+def cross_entropy(_look_up, loss, batches):
+    """Call loss(this rank's logits, targets, vocab) for each batch, and backward.
+
+    A batch is {"logits": {"arrays": one per rank}, "targets", "vocab"}; batch n has the cases "forward n" and
+    "backward n". Returns {"loss", "gradient": that of the logits} for each.
+    """
+    return [_one_loss(loss, number, **batch) for number, batch in enumerate(batches)]
+
+
+def _one_loss(loss, number, logits, targets, vocab):
     columns = torch.from_numpy(logits["arrays"][dist.get_rank()]).requires_grad_()
-    with case("forward"):
+    with case(f"forward {number}"):
         value = loss(columns, torch.from_numpy(targets), vocab)
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise TypeError(f"The loss is a tensor with one number and a gradient, but this was returned: {value!r:.120}")
-    with case("backward"):
+    with case(f"backward {number}"):
         value.backward()
     return {"loss": float(value.detach()), "gradient": _gradient_of(columns)}
 
