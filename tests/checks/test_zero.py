@@ -8,8 +8,10 @@ from torch import nn
 
 from utils.checks.boundary import call_on_ranks, plain
 from utils.checks.probes.alive import AliveBytes
+from utils.checks.probes.zero import SAVING
 from utils.checks.verdict import verify
 from utils.checks.zero import FUNCTIONS, MAY_CALL, QUESTIONS
+from utils.checks.zero_costs import GPT_LAYER
 from utils.parallel.activations import saved_bytes
 from utils.theory.activations import layer_activation_bytes
 from utils.theory.memory import Recipe, training_state_bytes
@@ -73,6 +75,14 @@ def test_a_call_outside_the_students_function_is_refused(question):
 
     (first, *_) = verify(QUESTIONS[question], generous, seed=1)
     assert "Rank 0 called broadcast while your function was not running." in first.message
+
+
+def test_the_counted_layer_is_the_one_of_the_formula():
+    """LayerNorm's mean and deviation are all that the formula leaves out: twice two numbers per token, of 2 or 4 bytes."""
+    b, s, h, a = GPT_LAYER
+    counted = saved_bytes(*SAVING["gpt_layer"](*GPT_LAYER))
+    assert 0 < counted - of_layer(s, b, h, a, "none") <= 2 * 2 * 4 * b * s
+    assert counted == pytest.approx(of_layer(s, b, h, a, "none"), rel=0.01)
 
 
 # Bytes that are alive

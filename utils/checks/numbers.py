@@ -17,7 +17,7 @@ def compare(came, expected, name, questions, hint=lambda question, value, right:
     for question, value, right in zip(questions, came, expected, strict=True):
         given = in_words(name, question)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise wrong(f"{name} must return a number.", given, value, right)
+            raise wrong(f"{name} must return a number.", given, str(value), right)
         if not math.isclose(value, right, rel_tol=1e-9, abs_tol=0):
             raise wrong(f"{name} returns a wrong number.", given, value, right, hint(question, value, right))
 

@@ -63,7 +63,8 @@ def _gradient_shards(call, seed):
 
 
 def _explain_gradient(rank, block, came, right, weights, batches, given):
-    last = own(_flat_gradients(weights, batches[-1]["arrays"])[block], rank)
+    parts = [own(_flat_gradients(weights, batch["arrays"])[block], rank) for batch in batches]
+    last, piled_up = parts[-1], np.cumsum(parts, axis=0).sum(axis=0)
     mistakes = (
         (right * RANKS * _MICRO_BATCHES, "a sum over ranks and micro-batches, not the mean"),
         (right * RANKS, f"{RANKS} times too large: the sum over the ranks is not yet the mean"),
@@ -71,6 +72,7 @@ def _explain_gradient(rank, block, came, right, weights, batches, given):
         (right * _MICRO_BATCHES, f"{_MICRO_BATCHES} times too large: the micro-batches are to be averaged too"),
         (last, "the last micro-batch replaced the ones before it: shards add up"),
         (last / _MICRO_BATCHES, "the last micro-batch replaced the ones before it: shards add up"),
+        (piled_up / _MICRO_BATCHES, "earlier micro-batches count again: a block's .grad go back to None when it is reduced"),
     )
     look_at = next((words for value, words in mistakes if close(came, value)), None)
     if block == 0 and look_at is None:

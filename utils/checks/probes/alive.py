@@ -24,7 +24,14 @@ class AliveBytes(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self._made, self.peak = set(), 0
+
+    def __enter__(self):
         gc.freeze()  # what is there already need not be looked through by every collection
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        gc.unfreeze()
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         result = operator(*args, **(kwargs or {}))
