@@ -9,4 +9,5 @@ numbers      formulas as answers, compared number by number
 probes       what runs on the far side of the boundary: makes tensors and models, calls the student's function
 all_reduce   lab 01
 zero         lab 02
+tensor       lab 03
 """
