@@ -8,7 +8,6 @@ import functools
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from utils.parallel import deepspeed
