@@ -13,8 +13,8 @@ def smallest_stage(parameters, memory_bytes, ranks, activation_bytes):
 
 def fewest_ranks(parameters, memory_bytes, stage, activation_bytes):
     """The smallest number of ranks with which this stage fits, or None."""
-    whole, spread = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}[stage]
+    whole, sharded = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}[stage]
     room = memory_bytes - activation_bytes - whole * parameters
-    if room < 0 or (room == 0 and spread):
+    if room < 0 or (room == 0 and sharded):
         return None
-    return max(1, spread * parameters // room) if spread else 1
+    return max(1, sharded * parameters // room) if sharded else 1
