@@ -26,12 +26,22 @@ from .generators import (
     zb_h2,
     zb_v,
 )
-from .simulation import COST_NAMES, UNIT_COSTS, Costs, Simulation, TimedAction, lower_bound_time, simulate
+from .simulation import (
+    COST_NAMES,
+    UNIT_COSTS,
+    Costs,
+    Simulation,
+    TimedAction,
+    cost_of_stages,
+    lower_bound_time,
+    simulate,
+)
 
 __all__ = [
     "BACKWARD",
     "BACKWARD_INPUT",
     "BACKWARD_WEIGHT",
+    "COST_NAMES",
     "FORWARD",
     "SCHEDULES",
     "UNIT_COSTS",
@@ -45,6 +55,7 @@ __all__ = [
     "bubble_time",
     "build",
     "check_complete",
+    "cost_of_stages",
     "dualpipe",
     "dualpipe_v",
     "gpipe",

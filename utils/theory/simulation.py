@@ -178,7 +178,7 @@ def simulate(schedule, costs=UNIT_COSTS):
 
 def lower_bound_time(schedule, costs=UNIT_COSTS):
     """No order of the same work on the same ranks is faster: the busiest rank's work, nothing sent."""
-    stage_times = sum(np.array(_per_stage(name, getattr(costs, name), schedule)) for name in COST_NAMES)
+    stage_times = sum(np.array(cost_of_stages(name, costs, schedule)) for name in COST_NAMES)
     work = np.zeros(schedule.pipeline)
     for micro_batch in (0, schedule.micro_batches - 1):
         for stage in range(schedule.stages):
@@ -186,7 +186,9 @@ def lower_bound_time(schedule, costs=UNIT_COSTS):
     return schedule.micro_batches * work.max()
 
 
-def _per_stage(name, value, schedule):
+def cost_of_stages(name, costs, schedule):
+    """One of COST_NAMES for each stage: a rank's cost is divided among its chunks. ValueError for another count of stages."""
+    value = getattr(costs, name)
     if np.ndim(value) == 0:
         return [value / schedule.visits] * schedule.stages
     if len(value) != schedule.stages:
@@ -216,7 +218,7 @@ def _steps(schedule, costs):
     """For each stage a dict of _Steps by kind."""
     m, last = schedule.micro_batches, schedule.stages - 1
     forward, backward_input, backward_weight = (
-        _per_stage(name, getattr(costs, name), schedule) for name in COST_NAMES
+        cost_of_stages(name, costs, schedule) for name in COST_NAMES
     )
     backward = [b + w for b, w in zip(backward_input, backward_weight)]
     gain = 1.0
