@@ -149,6 +149,8 @@ def main(description: str, inner: list[str] | Callable[[], int]) -> int:
     The calling process is not to be used for anything else afterwards: it belongs to the box's user and namespaces.
     """
     box = json.loads(description)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # when memory runs out, the system ends these processes first, not the grader
     if "folder" not in box:
         return _run(box, inner)
     files = _files(box["folder"])
@@ -200,7 +202,9 @@ def _be_process_one(box: dict, files: dict[str, bytes], inner: list[str] | Calla
     _mount_everything(box, files)
     _loopback_up()
     _give_up_rights()
-    _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)  # the command has the same user, and must not get hold of this process
+    _call(
+        "prctl", _SET_DUMPABLE, 0, 0, 0, 0
+    )  # the command has the same user, and must not get hold of this process
     main_process = os.fork()
     if main_process == 0:
         guarded(lambda: _run(box, inner))
@@ -256,11 +260,24 @@ def _mount_everything(box: dict, files: dict[str, bytes]) -> None:
     _set_attributes("/", set_=_ATTR_RDONLY)
     for path in [box["folder"], *filter(os.path.isdir, ["/dev/shm"])]:
         _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={box['folder_bytes']},mode=700")
+    _own_terminals()
     for name, content in files.items():
         target = os.path.join(box["folder"], name)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target, "wb") as file:
             file.write(content)
+
+
+def _own_terminals() -> None:
+    """Give the box terminals of its own: on those outside somebody may be working."""
+    if not os.path.isdir("/dev/pts"):
+        return
+    try:
+        _mount("devpts", "/dev/pts", "devpts", _MS_NOSUID, "newinstance,ptmxmode=0666,mode=620")
+        if not os.path.islink("/dev/ptmx"):
+            _mount("/dev/pts/ptmx", "/dev/ptmx", None, _MS_BIND)
+    except OSError:
+        _mount("tmpfs", "/dev/pts", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
 
 
 def _files(folder: str) -> dict[str, bytes]:

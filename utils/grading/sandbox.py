@@ -14,6 +14,9 @@ from utils.grading import box
 from utils.grading.errors import GradingError
 
 MEMORY_BYTES = 4 << 30
+SYSTEM = ("bin", "sbin", "usr", "etc", "dev", "proc", "sys", "nix", "gnu")
+"""What programs need of the root directory, besides ``lib…``.  Elsewhere there are data, and sockets of services, such as
+/run/docker.sock, that would run a command outside of the box."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,26 @@ def choose(
             f"{f' ({reason})' if reason else ''}. Run as an ordinary user, in a container with "
             "--sandbox container, or add --i-know if nothing on this machine is worth protecting."
         )
-    hidden = (Path.home(), root, Path(tempfile.gettempdir()), *hide)
-    keep = (Path(sys.prefix), Path(sys.base_prefix), root / "utils", Path(__file__).parent)
+    hidden = (Path.home(), root, Path(tempfile.gettempdir()), *hide, *_elsewhere())
+    keep = (Path(sys.prefix), Path(sys.base_prefix), root / "utils", Path(__file__).parent, *_libraries())
     if site.ENABLE_USER_SITE:
         keep = (*keep, Path(site.getusersitepackages()))
     sandbox = Sandbox(
         level, tuple(str(p.resolve()) for p in hidden), tuple(str(p.resolve()) for p in keep), memory_bytes
     )
     return sandbox, _warning(level, reason)
+
+
+def _elsewhere() -> list[Path]:
+    """Return the folders in the root directory that hold no programs."""
+    top = [path for path in Path("/").iterdir() if path.is_dir() and not path.is_symlink()]
+    return [path for path in top if path.name not in SYSTEM and not path.name.startswith("lib")]
+
+
+def _libraries() -> list[Path]:
+    """Return where the environment says that shared libraries are."""
+    places = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    return [Path(place) for place in places if place and Path(place).is_absolute()]
 
 
 def _warning(level: str, reason: str) -> str:
