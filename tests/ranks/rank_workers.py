@@ -321,3 +321,12 @@ def error_without_a_message():
             raise RuntimeError("no words")
 
     raise Mute
+
+
+def talks_near_and_far():
+    rank = dist.get_rank()
+    near = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
+    x = torch.ones(4)
+    dist.all_reduce(x, group=near)
+    dist.all_reduce(x)
+    return x.tolist()

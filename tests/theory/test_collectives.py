@@ -257,3 +257,33 @@ def test_a_wrong_argument_gets_a_sentence(call, words):
         call()
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("ranks, link", [(range(8), "intra"), (range(16), "between"), ((0, 8), "one adapter"), ((3, 5), "intra")])
+def test_a_cluster_takes_the_slowest_link_of_the_group(ranks, link):
+    from utils.theory.hardware import selene
+
+    cluster = selene(16)
+    expected = {
+        "intra": cluster.intra,
+        "between": cluster.ring_link(16, 8),
+        "one adapter": cluster.ring_link(2, 1),
+    }[link]
+    ranks, n, size = tuple(ranks), len(ranks), 10**8
+    assert cluster.seconds("all_reduce", ranks, size) == all_reduce_seconds("ring", size, n, expected)
+    assert cluster.seconds("send", ranks, size) == expected.seconds(size)
+    assert cluster.seconds("all_gather", ranks, size) == cluster.seconds("reduce_scatter", ranks, size)
+    assert cluster.seconds("all_reduce", ranks, size) == pytest.approx(
+        cluster.seconds("all_gather", ranks, size) + cluster.seconds("reduce_scatter", ranks, size)
+    )
+    assert cluster.seconds("all_reduce", ranks[:1], size) == 0
+
+
+def test_a_cluster_knows_every_call_and_its_own_ranks():
+    from utils.ranks.description import OPERATORS
+    from utils.theory.hardware import selene
+
+    for op in {op for op, _, _ in OPERATORS.values()}:
+        assert selene(16).seconds(op, (0, 8), 1000) > 0
+    with pytest.raises(ValueError, match="rank must be .* 15"):
+        selene(16).seconds("send", (0, 16), 1)

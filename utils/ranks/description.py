@@ -2,6 +2,7 @@
 import functools
 import json
 import sys
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -68,13 +69,21 @@ def refuse_what_goes_wrong(operator: str, full: list[torch.Tensor], part: list[t
 
 # ---- what the call is, as JSON fields ------------------------------------------------------------------------------
 
-_descriptions: dict[tuple, str] = {}  # a training step makes the same calls again and again: each is described once
+class Description(NamedTuple):
+    """What is the same whenever a call is made with such arguments."""
+    text: str                # its JSON fields without braces, for `utils.ranks.record`
+    op: str                  # "all_reduce", "send", …
+    ranks: tuple[int, ...]   # the group's members; of a message its two ends
+    n_bytes: int             # of the full tensor
+
+
+_descriptions: dict[tuple, Description] = {}  # a training step makes the same calls again and again: each is described once
 _MOST_DESCRIPTIONS = 10_000
 _TELLING_ARGUMENTS = ("root_rank", "dst", "src", "tag", "input_split_sizes", "output_split_sizes")
 
 
-def describe(operator: str, group: dist.ProcessGroup, arguments: dict, full: list, part: list) -> str:
-    """The call with these arguments of the c10d operator, as JSON fields without braces; see `utils.ranks.record`."""
+def describe(operator: str, group: dist.ProcessGroup, arguments: dict, full: list, part: list) -> Description:
+    """Describe the call with these arguments of the c10d operator; `tensors_of` gives full and part."""
     key = (operator, group.group_name, *[(tensor.shape, tensor.dtype) for tensor in full], "part",
            *[(tensor.shape, tensor.dtype) for tensor in part if part is not full],
            *[str(arguments[name]) for name in _TELLING_ARGUMENTS if name in arguments])
@@ -82,8 +91,7 @@ def describe(operator: str, group: dist.ProcessGroup, arguments: dict, full: lis
     if description is None:
         if len(_descriptions) >= _MOST_DESCRIPTIONS:
             _descriptions.clear()
-        description = json.dumps(_fields(operator, group, arguments, full, part))[1:-1]
-        _descriptions[key] = description
+        description = _descriptions[key] = _new_description(operator, group, arguments, full, part)
     return description
 
 
@@ -92,8 +100,8 @@ def forget_descriptions() -> None:
     _descriptions.clear()
 
 
-def _fields(operator, group, arguments, full, part):
-    """The description as a dict; sizes in elements and bytes, peers as global ranks."""
+def _new_description(operator, group, arguments, full, part):
+    """Sizes in elements and bytes, peers as global ranks."""
     op = OPERATORS[operator][0]
     ranks = tuple(dist.get_process_group_ranks(group))
     me = dist.get_rank()
@@ -106,7 +114,7 @@ def _fields(operator, group, arguments, full, part):
     peer = arguments.get("dst", arguments.get("src"))
     sent, received = bytes_by_definition(op, n_bytes, n, is_root=root is not None and ranks[root] == me,
                                          parts=_parts(operator, arguments, full, part, ranks.index(me), n))
-    return {
+    fields = {
         "op": op, "group": group.group_name, "ranks": ranks, "elements": elements,
         "dtype": str(own[0].dtype).removeprefix("torch.") if own else "",
         "shape": tuple(own[0].shape) if own else (),
@@ -114,6 +122,8 @@ def _fields(operator, group, arguments, full, part):
         "root": None if root is None else ranks[root], "peer": None if peer is None else ranks[peer],
         "tag": arguments.get("tag"),
     }
+    ends = ranks if peer is None else (me, ranks[peer])
+    return Description(json.dumps(fields)[1:-1], op, ends, n_bytes)
 
 
 def _parts(operator, arguments, full, part, index, group_size):

@@ -7,10 +7,12 @@ BackendSelect key that notes the call and passes it on. Other operators are not 
 A kernel in Python is slow to enter. So the calls that readers time, `dist.all_reduce`, `dist.send` and `dist.recv`,
 are noted one step earlier, where Python hands them to C++, and then go past the kernel.
 """
+import sys
 import threading
 import weakref
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from utils.ranks.description import (
@@ -21,6 +23,7 @@ from utils.ranks.description import (
     refuse_what_goes_wrong,
     tensors_of,
 )
+from utils.ranks.emulation import Delays, SlowLinks
 from utils.ranks.recorder import Recorder
 
 # method of ProcessGroup, as `torch.distributed` calls it: its operator, its arguments
@@ -31,11 +34,17 @@ _METHODS = {
 }
 _PLAIN_METHODS = {method: ProcessGroup.__dict__[method] for method in _METHODS}
 _PLAIN_WAIT = Work.__dict__["wait"]
+_delays = Delays(None)
 _kept = []  # a registration of kernels lives as long as its library object
 
 
-def install(recorder: Recorder | None) -> None:
-    """Stand in the doors for the rest of this process; with None only the contiguity check remains."""
+def install(recorder: Recorder | None, cluster: SlowLinks | None = None) -> None:
+    """Stand in the doors for the rest of this process; without a recorder only the contiguity check remains.
+
+    With a cluster, communication is as slow as there: see `utils.ranks.emulation`.
+    """
+    global _delays
+    _delays = Delays(cluster)
     library = torch.library.Library("c10d", "IMPL")
     for operator in OPERATORS:
         if hasattr(torch.ops.c10d, operator):  # torch versions differ in a few operators
@@ -74,7 +83,8 @@ def _kernel(operator, recorder):
             return function.redispatch(below, *values, **keywords)
         group = ProcessGroup.unbox(arguments["process_group"])
         waits = arguments.get("async_op") is False
-        number = _begin(recorder, operator, group, arguments, waits)
+        python_waits = sys._getframe(1).f_code.co_filename == dist.distributed_c10d.__file__
+        number = _begin(recorder, operator, group, arguments, waits, python_waits)
         try:
             result = function.redispatch(below, *values, **keywords)
         except BaseException:
@@ -114,12 +124,14 @@ def _recorded_method(method, recorder):
     return call
 
 
-def _begin(recorder, operator, group, arguments, waits):
+def _begin(recorder, operator, group, arguments, waits, python_waits=True):
     """Write the call down before it goes out: work done while it travels would take the cores from it."""
     full, part = tensors_of(operator, arguments)
     refuse_what_goes_wrong(operator, full, part)
     number = recorder.next_number()
-    recorder.call(number, waits, describe(operator, group, arguments, full, part) + caller(part or full))
+    description = describe(operator, group, arguments, full, part)
+    recorder.call(number, waits, description.text + caller(part or full))
+    _delays.before(number, description, only_cpp_waits=not python_waits)
     return number
 
 
@@ -158,7 +170,7 @@ def _note_end(recorder, number, operator, work, waits):
     def done(future):
         if of_this_thread["call"][0] == number:
             of_this_thread["work"] = None  # a Work holds its tensors: let go
-        recorder.step("done", number)
+        recorder.step("done", number, at=_delays.transferred(number))
 
     try:
         work.get_future().add_done_callback(done)
@@ -178,6 +190,7 @@ def _recorded_wait(recorder):
         except BaseException:
             recorder.step("failed", number)
             raise
+        _delays.wait(number)
         recorder.step("done", number)
         return result
 

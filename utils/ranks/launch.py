@@ -35,7 +35,7 @@ _banners_shown: set[str] = set()
 
 
 def launch(fn, *args, world_size: int | None = None, timeout: float = 60, backend: str | None = None, live: bool = False,
-           echo: bool = True, record: bool = True, start_method: str | None = None) -> Run:
+           echo: bool = True, record: bool = True, cluster=None, start_method: str | None = None) -> Run:
     """Run `fn(*args)` on `world_size` ranks, each a process with the default process group ready.
 
     fn            an ordinary function, also one defined in a cell; it uses plain `torch.distributed`
@@ -46,6 +46,8 @@ def launch(fn, *args, world_size: int | None = None, timeout: float = 60, backen
     live          show what ranks print at once, and not in rank order at the end
     echo          show what ranks print; it is in `run.outputs` anyway
     record        write down every communication call; without it there are no counts and poorer verdicts
+    cluster       a `utils.theory.hardware.Cluster`: communication takes as long as it would there, by the α–β model over
+                  the slowest link that each group crosses; see `utils.ranks.emulation`
     start_method  "forkserver", "spawn" or None (forkserver on Linux, spawn elsewhere)
 
     Returns a Run: `run.results[rank]` is what fn returned there. Raises RankError with a verdict when a rank fails,
@@ -56,14 +58,15 @@ def launch(fn, *args, world_size: int | None = None, timeout: float = 60, backen
                            "running (dist.get_rank() tells which one this is).")
     from utils.ranks import torchrun
     if torchrun.started_this_process():
-        return torchrun.launch_in_place(fn, args, world_size, record)
+        return torchrun.launch_in_place(fn, args, world_size, record, cluster)
     world_size = 4 if world_size is None else world_size
     _check_arguments(fn, timeout)
+    _check_cluster(cluster, world_size, record)
     choice = choose_backend(0 if backend == "gloo" else count_gpus(), world_size, wish=backend)
     _show_once(choice.banner)
     call = _pack(fn, args)
     with _one_at_a_time:
-        return _run(call, world_size, timeout, choice, live, echo, record, start_method)
+        return _run(call, world_size, timeout, choice, live, echo, record, cluster, start_method)
 
 
 def _check_arguments(fn, timeout):
@@ -72,6 +75,19 @@ def _check_arguments(fn, timeout):
         raise TypeError(f"launch runs a function on every rank, but was given {fn!r}.{hint}")
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
         raise ValueError(f"timeout is a number of seconds above 0, not {timeout!r}.")
+
+
+def _check_cluster(cluster, world_size, record):
+    if cluster is None:
+        return
+    if not (callable(getattr(cluster, "seconds", None)) and hasattr(cluster, "gpus")):
+        raise TypeError("cluster is a utils.theory.hardware.Cluster, or something with its `gpus` and `seconds`, "
+                        f"not {cluster!r}.")
+    if isinstance(world_size, int) and cluster.gpus < world_size:
+        raise ValueError(f"{world_size} ranks were asked for, but the emulated cluster has {cluster.gpus} GPUs. "
+                         "Give it more nodes, or start fewer ranks.")
+    if not record:
+        raise ValueError("Only recorded calls can be delayed: leave record=True when you give a cluster.")
 
 
 def _pack(fn, args) -> bytes:
@@ -91,7 +107,7 @@ def _show_once(banner):
         print(banner)
 
 
-def _run(call, world_size, timeout, choice: Choice, live, echo, record, start_method):
+def _run(call, world_size, timeout, choice: Choice, live, echo, record, cluster, start_method):
     begin = time.monotonic()
     processes = start_processes(start_method)
     with contextlib.ExitStack() as stack:
@@ -100,7 +116,7 @@ def _run(call, world_size, timeout, choice: Choice, live, echo, record, start_me
         for descriptor in {descriptor for of_rank in files for descriptor in of_rank}:
             stack.callback(os.close, descriptor)
         store = None if IN_MEMORY else os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), "store")
-        write_all(shared[0], pickles.dumps(_job(call, world_size, timeout, choice, record, store), "The job"))
+        write_all(shared[0], pickles.dumps(_job(call, world_size, timeout, choice, record, cluster, store), "The job"))
         stack.callback(processes.close)
         watch = _Watch(processes, files, timeout, live and echo, record)
         for rank in range(world_size):
@@ -110,11 +126,12 @@ def _run(call, world_size, timeout, choice: Choice, live, echo, record, start_me
         return _conclude(watch, reason, begin, timeout, choice, echo and not live)
 
 
-def _job(call, world_size, timeout, choice, record, store):
+def _job(call, world_size, timeout, choice, record, cluster, store):
     """What every rank needs to know, as plain data; `store` is a path, or None for the rank's own descriptor."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"call": call, "world_size": world_size, "timeout": timeout, "backend": choice.backend, "record": record,
-            "store": store, "threads": max(1, cores // world_size), "environment": dict(os.environ), "folder": os.getcwd(),
+            "cluster": cluster, "store": store, "threads": max(1, cores // world_size),
+            "environment": dict(os.environ), "folder": os.getcwd(),
             "path": [os.path.abspath(entry or ".") for entry in sys.path], "argv": list(sys.argv)}
 
 

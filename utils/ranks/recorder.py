@@ -30,15 +30,15 @@ class Recorder:
         """Write down call `number`; `fields` are its other fields as JSON, without the braces."""
         self._write("call", f', "n": {number}, "waits": {"true" if waits else "false"}, {fields}}}')
 
-    def step(self, kind: str, number: int) -> None:
-        """Write down how far call `number` is: "wait", "done" or "failed"."""
-        self._write(kind, f', "n": {number}}}')
+    def step(self, kind: str, number: int, at: float | None = None) -> None:
+        """Write down how far call `number` is: "wait", "done" or "failed"; `at` is the time if it is not now."""
+        self._write(kind, f', "n": {number}}}', at)
 
     def next_number(self) -> int:
         return next(self._numbers)
 
-    def _write(self, kind, rest):
-        line = f'{{"event": "{kind}", "time": {time.monotonic()}{rest}\n'.encode()
+    def _write(self, kind, rest, at=None):
+        line = f'{{"event": "{kind}", "time": {at or time.monotonic()}{rest}\n'.encode()
         with self._lock:
             end = self._used + len(line)
             if end > self._size:

@@ -13,7 +13,7 @@ def started_this_process() -> bool:
     return all(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def launch_in_place(fn, args, world_size, record) -> Run:
+def launch_in_place(fn, args, world_size, record, cluster) -> Run:
     """Run `fn(*args)` on this rank with the world that torchrun made; every rank gets the Run of all ranks."""
     import torch
     import torch.distributed as dist
@@ -36,7 +36,7 @@ def launch_in_place(fn, args, world_size, record) -> Run:
     try:
         recorder = Recorder(fd)
         if record:
-            doors.install(recorder)
+            doors.install(recorder, cluster)
         this_rank.enter_run(recorder if record else None)
         begin = time.monotonic()
         recorder.event("begin")

@@ -90,7 +90,7 @@ def _call(rank, job, files, recorder):
     """Join the group, run the function, wait for the others; return the pickled result."""
     function, arguments = pickles.loads(job["call"])
     store = _join_group(rank, job, files)
-    doors.install(recorder if job["record"] else None)
+    doors.install(recorder if job["record"] else None, job["cluster"])
     wire_before = socket_counters()
     recorder.event("begin")
     result = function(*arguments)

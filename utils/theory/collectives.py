@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from .arguments import non_negative, one_of, positive, whole_number
-from .hardware import Link
+from .link import Link
 from .ring import ALL_GATHER, REDUCE_SCATTER, RingMove, chunk_sizes, ring_schedule
 
 __all__ = [

@@ -2,28 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from .arguments import device_bytes, non_negative, one_of, positive, whole_number
+from . import collectives
+from .arguments import device_bytes, one_of, positive, whole_number
+from .link import Link
 from .units import GB, GiB
-
-
-@dataclass(frozen=True)
-class Link:
-    """What one rank can send, in one direction, under the α–β model: seconds = α + bytes / bandwidth.
-
-    alpha_seconds: latency of one message, in seconds.
-    bandwidth_bytes_per_second: bytes per second in ONE direction (a data sheet's "600 GB/s" is often both).
-    """
-
-    alpha_seconds: float
-    bandwidth_bytes_per_second: float
-
-    def __post_init__(self):
-        non_negative("alpha_seconds", self.alpha_seconds)
-        positive("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second)
-
-    def seconds(self, n_bytes, messages=1):
-        """Seconds to send `n_bytes` in `messages` messages, one after another."""
-        return messages * self.alpha_seconds + n_bytes / self.bandwidth_bytes_per_second
 
 
 @dataclass(frozen=True)
@@ -148,6 +130,35 @@ class Cluster:
         between = self.inter.bandwidth_bytes_per_second * max(1, ranks_per_node) * share
         inside = self.intra.bandwidth_bytes_per_second if ranks_per_node > 1 else between
         return Link(self.inter.alpha_seconds, min(between, inside))
+
+    def seconds(self, op, ranks, n_bytes):
+        """Seconds of one communication call, by the α–β model, over the slowest link that its group crosses.
+
+        op: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",
+            "send", "recv" or "barrier".
+        ranks: the group's members, or the two ends of a message; ranks fill the servers one after another.
+        n_bytes: size of the full tensor: the output of an all-gather, the input of a reduce-scatter.
+
+        Rings, as NCCL's, for what all ranks share, a binomial tree for broadcast, reduce and barrier.
+        """
+        n = len(ranks)
+        if n == 1:
+            return 0.0
+        servers = [whole_number("rank", rank, minimum=0, maximum=self.gpus - 1) // self.gpus_per_node for rank in ranks]
+        link = self.ring_link(n, max(servers.count(server) for server in servers))
+        return {
+            "all_reduce": lambda: collectives.all_reduce_seconds("ring", n_bytes, n, link),
+            "all_gather": lambda: collectives.all_gather_seconds("ring", n_bytes, n, link),
+            "reduce_scatter": lambda: collectives.reduce_scatter_seconds("ring", n_bytes, n, link),
+            "all_to_all": lambda: collectives.all_to_all_seconds(n_bytes, n, link),
+            "gather": lambda: collectives.all_to_all_seconds(n_bytes, n, link),
+            "scatter": lambda: collectives.all_to_all_seconds(n_bytes, n, link),
+            "broadcast": lambda: collectives.broadcast_seconds(n_bytes, n, link),
+            "reduce": lambda: collectives.broadcast_seconds(n_bytes, n, link),
+            "barrier": lambda: collectives.broadcast_seconds(0, n, link),
+            "send": lambda: collectives.point_to_point_seconds(n_bytes, link),
+            "recv": lambda: collectives.point_to_point_seconds(n_bytes, link),
+        }[op]()
 
 
 def selene(gpus):
