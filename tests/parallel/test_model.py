@@ -1,12 +1,16 @@
 """The language model against the theory's numbers and PyTorch's own attention."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from utils.parallel import model as models
 from utils.parallel.model import LanguageModel
 from utils.theory.models import Transformer
+from utils.theory.presets import MODELS
 
 LLAMA = Transformer(
     layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=65, sequence=16, activation="swiglu", tied=False
@@ -95,6 +99,28 @@ def test_dropout_keeps_one_byte_per_element():
     assert kept == [1000]
     assert set(y.tolist()) == {0.0, torch.tensor(1 / 0.75).item()} and 650 < y.count_nonzero() < 850
     assert models.Dropout(0.25).eval()(x) is x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["narayanan-7.5b", "llama2-7b"])
+def test_a_model_of_any_size_without_memory(name, dtype):
+    """Fake and meta tensors have shapes and dtypes only, and go through forward and backward."""
+    config = dataclasses.replace(MODELS[name], layers=2)
+    for where in (FakeTensorMode(), torch.device("meta")):
+        with where:
+            model = LanguageModel(config, dtype=dtype)
+            tokens = torch.zeros(1, config.sequence, dtype=torch.long)
+            model.loss(tokens, tokens).backward()
+        assert sum(parameter.numel() for parameter in model.parameters()) == config.parameters
+        for parameter in model.parameters():
+            assert parameter.dtype == parameter.grad.dtype == dtype and parameter.grad.shape == parameter.shape
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_the_default_dtype_comes_back_after_an_error():
+    with pytest.raises(ValueError, match="no"), models.default_dtype(torch.float64):
+        raise ValueError("no")
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_what_cannot_be_built_is_refused():

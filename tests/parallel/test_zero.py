@@ -10,10 +10,11 @@ import torch.utils.checkpoint
 from torch import nn
 
 from utils.parallel import zero_shards
-from utils.parallel.collectives import ring_reduce_scatter
-from utils.parallel.data import average_gradients, shard_batch, share_of_batch
+from utils.parallel.collectives import ring_all_reduce, ring_reduce_scatter
+from utils.parallel.data import shard_batch, share_of_batch
 from utils.parallel.zero import Zero1, Zero2, Zero3
-from utils.parallel.zero_shards import Adam, PeakBytes, alive_bytes, state_bytes
+from utils.parallel.zero_bytes import PeakBytes, alive_bytes, state_bytes
+from utils.parallel.zero_shards import Adam
 from utils.ranks import RankError, launch
 from utils.theory.collectives import all_gather_elements_sent, reduce_scatter_elements_sent
 from utils.theory.memory import training_state
@@ -321,71 +322,6 @@ def test_gloos_reduce_scatter_costs_an_all_reduce_on_the_wire():
         assert wire.sum(axis=1).tolist() == pytest.approx([4 * elements * shares] * 4, rel=0.02)
 
 
-# The production forms
-
-
-def production():
-    """Ten steps by PyTorch's own ZeRO, and by ours from the same start."""
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    torch.set_num_threads(1)
-    finals = {}
-
-    def steps_of(model, optimizer, average=False):
-        for step in range(STEPS):
-            x, y = (shard_batch(part) for part in batch(step))
-            optimizer.zero_grad()
-            loss_of(model, x, y).backward()
-            if average:
-                average_gradients(model)
-            optimizer.step()
-
-    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    for name, options in {
-        "reshard": dict(reshard_after_forward=True),
-        "keep": dict(reshard_after_forward=False),
-        "offload": dict(offload_policy=CPUOffloadPolicy(pin_memory=False)),
-        "mixed": dict(mp_policy=bf16),
-    }.items():
-        # FSDP keeps fp32 and casts it: begin with weights that bf16 holds exactly
-        model = nasty(torch.bfloat16).float() if name == "mixed" else nasty()
-        del model.unused  # it would have no gradient there, and zeros here
-        for layer in model.layers:
-            fully_shard(layer, **options)
-        fully_shard(model, **options)
-        steps_of(model, torch.optim.AdamW(model.parameters(), **ADAM))
-        finals[name] = {key: tensor.full_tensor().detach() for key, tensor in model.state_dict().items()}
-
-    model = nasty()
-    del model.unused
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, **ADAM)
-    steps_of(model, optimizer, average=True)
-    finals["redundancy"] = state(model)
-
-    for stage in "123":
-        model = nasty()
-        del model.unused
-        zero = STAGES[stage](model, OPTIMIZERS["torch"])
-        train(zero)
-        finals[stage] = whole_state(zero)
-    model = nasty(torch.bfloat16)
-    del model.unused
-    zero = Zero3(model, OPTIMIZERS["torch"])
-    train(zero)
-    finals["our mixed"] = whole_state(zero)
-    return finals
-
-
-def test_equal_to_fully_shard_and_zero_redundancy_optimizer():
-    finals = launch(production, world_size=2).results[0]
-    for stage, theirs in [("3", "reshard"), ("3", "keep"), ("3", "offload"), ("2", "keep"), ("1", "redundancy")]:
-        assert differences(finals[stage], finals[theirs]) <= CLOSE, (stage, theirs)
-    theirs = {name: tensor.bfloat16() for name, tensor in finals["mixed"].items()}
-    assert differences(finals["our mixed"], theirs) == 0
-
-
 # Everything else a stage promises
 
 
@@ -446,7 +382,11 @@ def test_everything_stays_in_its_group():
             zero.step()
         return [whole_state(zero) for zero in zeros]
 
-    _, one, other = launch(worker, world_size=3).results
+    run = launch(worker, world_size=3)
+    calls = run.comm()
+    assert set(calls["rank"]) == {1, 2}  # nobody asked rank 0
+    assert set(calls["group"]) == {"1,2"} and set(calls["op"]) == {"send", "recv"}
+    _, one, other = run.results
     expected = one_process(Adam, [12])
     for replica, same in zip(one, other):
         assert differences(replica, same) == 0
@@ -502,3 +442,56 @@ def test_mutants_are_seen():
     assert one["state not sharded"] == 12 * trainable
     assert one["never freed"] >= 2 * parameters
     assert one["kept elsewhere"] >= 2 * parameters
+
+
+def wrong_counts():
+    """Mistakes that leave the weights as they should be, and send or keep more than the stage promises."""
+    finals = {}
+
+    def step_of(name, make, attribute, replacement):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attribute, replacement)
+            zero = make(nasty(), OPTIMIZERS["sgd"])
+            dist.barrier()
+            train(zero, [12])
+            dist.barrier()
+            finals[name] = whole_state(zero)
+
+    def reduce_everywhere(tensor, group=None):
+        ring_all_reduce(tensor, group)
+        return tensor.tensor_split(2)[(dist.get_rank(group) + 1) % 2]
+
+    def gather_twice(flat):
+        if not flat.is_whole:
+            gather(flat)
+            flat.free()
+            gather(flat)
+
+    gather = zero_shards.Flat.gather
+    same = ("1", Zero1), ("2", Zero2), ("3", Zero3)
+    for stage, make in same:
+        step_of(stage, make, "utils.parallel.zero.ring_reduce_scatter", ring_reduce_scatter)
+    for stage, make in same:
+        step_of(f"{stage}, all-reduce", make, "utils.parallel.zero.ring_reduce_scatter", reduce_everywhere)
+    step_of("3, gathered twice", Zero3, "utils.parallel.zero_shards.Flat.gather", gather_twice)
+    step_of("3, not resharded", Zero3, "utils.parallel.zero.Zero3.free", lambda zero, block: None)
+    return finals
+
+
+def test_wrong_element_counts_are_seen():
+    """Each gives the right weights, so that only the count of elements can tell: none equals the theory's."""
+    run = launch(wrong_counts, world_size=2)
+    expected = one_process(OPTIMIZERS["sgd"], [12])
+    psi, frozen = (sum(part) for part in elements(nasty(), "1"))
+    sent = dict.fromkeys(run.results[0], 0)
+    for record in run.records:
+        for name, elements_sent in zip(sent, sent_between_barriers(record)[1::2], strict=True):
+            sent[name] += elements_sent
+    for name, weights in run.results[0].items():
+        assert differences(weights, expected) <= CLOSE, name
+    for stage, times in (("1", 2), ("2", 2), ("3", 3)):
+        right = round(2 * zero_elements_per_step(psi, int(stage), 2)) + (2 * frozen if stage == "3" else 0)
+        assert right == times * psi + (2 * frozen if stage == "3" else 0)
+        for name in (name for name in sent if name.startswith(stage)):
+            assert (sent[name] == right) == (name == stage), (name, sent[name], right)
+    assert sent["3, not resharded"] == 2 * psi + frozen

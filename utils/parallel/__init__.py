@@ -7,6 +7,10 @@ model        the small language model that runs through the course
 tensor_ops   f, g and their kin: collectives that autograd knows
 tensor       the model's layers cut over a group of ranks
 zero         ZeRO stages 1, 2 and 3
-zero_shards  the pieces that the stages are made of, and the count of their bytes
+zero_shards  the pieces that the stages are made of
+zero_bytes   the bytes of their state, at rest and at the peak
+fully_sharded  PyTorch's own ZeRO, `fully_shard`, on the course's models
+deepspeed    DeepSpeed's, where it is installed
+fake_world   `fully_shard` on any number of ranks, without ranks and without memory
 resnet       the image classifier whose memory lesson 01 counts
 """

@@ -1,6 +1,6 @@
 """Watch memory while a program runs: the bytes of named groups of tensors, after every operation.
 
-Where `PeakBytes` of :mod:`utils.parallel.zero_shards` knows the course's ZeRO stages, `Watch` takes any tensors:
+Where `PeakBytes` of :mod:`utils.parallel.zero_bytes` knows the course's ZeRO stages, `Watch` takes any tensors:
 a lesson's own classes, or a model under PyTorch's FSDP2.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from utils.parallel.zero_shards import new_bytes
+from utils.parallel.zero_bytes import new_bytes
 
 Groups = dict[str, Iterable[torch.Tensor | None]]
 

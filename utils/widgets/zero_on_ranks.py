@@ -31,7 +31,7 @@ def train(config, stage: int, precision: str, optimizer: str) -> Counted:
     import torch.distributed as dist
 
     from utils.parallel.model import LanguageModel
-    from utils.parallel.zero_shards import PeakBytes, state_bytes
+    from utils.parallel.zero_bytes import PeakBytes, state_bytes
     torch.set_num_threads(1)  # the model is tiny, and other ranks want the cores too
     model = LanguageModel(config, dtype=torch.float32 if precision == "fp32" else torch.bfloat16)
     zero = _stage(model, stage, _optimizer(optimizer))
