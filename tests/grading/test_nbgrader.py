@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,8 @@ def test_nbgrader_releases_and_grades_a_generated_lab(tmp_path):
     env = dict(
         os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path / "course"), os.environ.get("PYTHONPATH", "")])
     )
+    # nbgrader calls alembic by its name
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
     env |= {
         name: str(tmp_path / "home")
         for name in ("HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")
