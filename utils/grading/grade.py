@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from utils.grading.notebook import digest, dumps, is_answer
 from utils.grading.questions import Question, questions
 from utils.grading.sandbox import Sandbox
 from utils.grading.suspicion import suspicious_words
+from utils.grading.unboxed import fresh_course
 from utils.grading.warm import Warm
 
 RERUNS = 3
@@ -43,7 +45,8 @@ class Assignment:
     """What submissions are graded against.
 
     ``verify`` may be ``None``: then nbval's verdict is all there is.  ``warm`` may be ``None``: then every run loads
-    everything anew.
+    everything anew.  ``support`` are the course's ``utils`` where there is no box to keep them as they are: each
+    submission then gets a copy (:mod:`utils.grading.unboxed`).
     """
 
     lab: NotebookNode
@@ -54,6 +57,7 @@ class Assignment:
     extra_cells: str = "keep"
     verify: Callable[[NotebookNode, tuple[str, ...]], dict[str, list[SubCheck]]] | None = None
     warm: Warm | None = None
+    support: dict[str, bytes] | None = None
 
     @property
     def version(self) -> str:
@@ -106,7 +110,12 @@ def grade_submission(assignment: Assignment, data: bytes) -> Grade:
     grafted, report = graft(assignment.lab, data, extra_cells=assignment.extra_cells)
     if report.status not in ("ok", "blank"):
         return no_grade(assignment.lab, report.status, report.notes, report.flags)
-    ran, grafted = _run_with_second_chances(assignment, judged_part(grafted))
+    with (
+        fresh_course(assignment.support)
+        if assignment.support
+        else contextlib.nullcontext(assignment.root) as root
+    ):
+        ran, grafted = _run_with_second_chances(assignment, judged_part(grafted), root)
     asked = questions(assignment.lab)
     passed = tuple(question.name for question in asked if ran.passed(question.check))
     verified = assignment.verify(grafted, passed) if assignment.verify and passed else {}
@@ -139,16 +148,18 @@ def blank_cell(lab: NotebookNode, grafted: NotebookNode, name: str) -> NotebookN
     return changed
 
 
-def _run_with_second_chances(assignment: Assignment, grafted: NotebookNode) -> tuple[NbvalRun, NotebookNode]:
+def _run_with_second_chances(
+    assignment: Assignment, grafted: NotebookNode, root: Path
+) -> tuple[NbvalRun, NotebookNode]:
     """Run the lab; when one answer was stopped, run again without it for the sake of the other questions.
 
-    Returns what became of each cell, and the notebook that was run last.
+    ``root`` is the folder of the course, or of a copy.  Returns what became of each cell, and the notebook that was run last.
     """
 
     def run(notebook):
         return run_nbval(
             notebook,
-            assignment.root,
+            root,
             sandbox=assignment.sandbox,
             cell_timeout=assignment.cell_timeout,
             total_timeout=assignment.total_timeout,

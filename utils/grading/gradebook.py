@@ -18,6 +18,7 @@ from utils.grading.late import LatePolicy, read_policy
 from utils.grading.notebook import digest, dumps, grade_id, is_check, read, write
 from utils.grading.questions import questions
 from utils.grading.sandbox import choose
+from utils.grading.unboxed import installed, modules_of, snapshot
 from utils.grading.warm import warm_for
 
 TOOL_VERSION = "1"
@@ -56,6 +57,8 @@ def grade_class(args: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     boxed = sandbox.level == "userns"
     warm = warm_for(lab, root, nbval=boxed, verify=not args.nbval_only)
+    if not boxed and not args.nbval_only:
+        warm.begin(modules_of(root))
     verifier = None
     if not args.nbval_only:
         from utils.grading.verify import verifier_of
@@ -70,6 +73,7 @@ def grade_class(args: argparse.Namespace) -> int:
         args.extra_cells,
         verifier,
         warm if boxed else None,
+        None if boxed else snapshot(root),
     )
     try:
         if args.self_check and (
@@ -96,6 +100,7 @@ def _grade(
     name = assignment.lab.metadata.course.lab
     watched = [Path(args.lab), *_files(assignment.root / "utils"), *_files(assignment.root / "solutions")]
     before = fingerprint_files([*watched, *_files(Path(args.submissions))])
+    loaded = installed(assignment.root) if assignment.support else ""
     extra_key = digest(repr((TOOL_VERSION, fingerprint_files(watched), args.seed, args.nbval_only)), 24)
     earlier = batch.known_grades(out / "results.json")
     again = {one.student for one in submitted} if args.regrade else set()
@@ -118,10 +123,14 @@ def _grade(
     summary(rows, out, assignment.sandbox.level)
     if interrupted:
         return INTERRUPTED
-    if fingerprint_files([*watched, *_files(Path(args.submissions))]) != before:
+    changed = fingerprint_files([*watched, *_files(Path(args.submissions))]) != before
+    if changed or (assignment.support and installed(assignment.root) != loaded):
         print(
-            "course files or submissions changed while they were graded. Compare them with your own copy; do not "
-            "trust these results.",
+            "course files or submissions changed while they were graded"
+            if changed
+            else "installed packages, or Python files in the course's folder, changed while submissions were graded",
+            "Compare them with your own copy; do not trust these results.",
+            sep=". ",
             file=sys.stderr,
         )
         return INPUTS_CHANGED

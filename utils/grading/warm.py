@@ -95,13 +95,21 @@ class Warm:
                 self._process.wait()
         raise GradingError("the process that starts the runs ends again and again. Is there enough memory?")
 
+    def begin(self, modules: Iterable[str] = ()) -> None:
+        """Start it now, with ``modules`` loaded too, so that nothing is loaded after a student's code has run."""
+        with self._lock:
+            self._wanted["modules"] += modules
+            self._begin()
+
     def _begin(self) -> None:
         if self._socket is not None:
             self._socket.close()
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(START_SECONDS)
         env = environment(self.folder, self._root) | ONE_THREAD
-        env |= {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # what a kernel sets before it imports
+        env |= {
+            "MPLBACKEND": "module://matplotlib_inline.backend_inline"
+        }  # what a kernel sets before it imports
         with other, tempfile.TemporaryFile() as printed:
             self._process = subprocess.Popen(
                 [sys.executable, os.path.realpath(warm_process.__file__), str(other.fileno())],
@@ -121,7 +129,9 @@ class Warm:
                 raise GradingError(f"the process that starts the runs did not start: {error}.") from None
             if answer is None:
                 printed.seek(0)
-                said = printed.read().decode(errors="replace").strip().splitlines() or ["it ended without a word"]
+                said = printed.read().decode(errors="replace").strip().splitlines() or [
+                    "it ended without a word"
+                ]
                 raise GradingError(f"the process that starts the runs did not start: {said[-1]}.")
 
     def end_children(self) -> None:
@@ -156,7 +166,9 @@ def imports_of(lab: NotebookNode) -> list[str]:
         if cell.cell_type == "code" and not is_answer(cell):
             with contextlib.suppress(SyntaxError):  # a cell with magics
                 nodes = ast.walk(ast.parse(cell.source))
-                found += [ast.unparse(node) for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+                found += [
+                    ast.unparse(node) for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))
+                ]
     return list(dict.fromkeys(found))
 
 
