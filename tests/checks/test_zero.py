@@ -1,5 +1,6 @@
 """Lab 02's checks through a `call` of somebody else, with other seeds; and what they weigh memory with."""
 
+import doctest
 import gc
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from utils.checks.boundary import call_on_ranks, plain
+from utils.checks.probes import alive as alive_module
 from utils.checks.probes.alive import AliveBytes
 from utils.checks.probes.zero import SAVING
 from utils.checks.verdict import verify
@@ -86,6 +88,10 @@ def test_the_counted_layer_is_the_one_of_the_formula():
 
 
 # Bytes that are alive
+
+
+def test_the_docstring_of_the_watch():
+    assert doctest.testmod(alive_module).failed == 0
 
 
 def test_memory_counts_once_and_whole():
