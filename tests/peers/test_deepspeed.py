@@ -46,6 +46,28 @@ def by_deepspeed():
     return trained
 
 
+SGD = functools.partial(torch.optim.SGD, lr=0.1)  # sees the length of a gradient, which Adam hides
+
+
+def steep_loss(model, tokens, targets):
+    return 10 * loss_of(model, tokens, targets)  # gradients far longer than 1
+
+
+def by_deepspeed_with_sgd():
+    """As it is configured here, and as DeepSpeed would do it without a word about clipping."""
+    plain = deepspeed.configuration
+
+    def silent(*given, **named):
+        return {key: value for key, value in plain(*given, **named).items() if key != "gradient_clipping"}
+
+    finals = []
+    for configuration in (plain, silent):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(deepspeed, "configuration", configuration)
+            finals.append(deepspeed.train(LanguageModel(SHAPE), steep_loss, own_parts(), 2, optimizer=SGD).weights)
+    return finals
+
+
 def by_hand():
     finals = {}
     for stage, make in {1: Zero1, 2: Zero2, 3: Zero3}.items():
@@ -58,9 +80,9 @@ def by_hand():
     return finals
 
 
-def alone():
+def alone(make_optimizer=ADAM, loss_of=loss_of):
     model = LanguageModel(SHAPE)
-    optimizer, losses = ADAM(model.parameters()), []
+    optimizer, losses = make_optimizer(model.parameters()), []
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = loss_of(model, *batch(step))
@@ -120,6 +142,15 @@ def test_what_deepspeed_sends(theirs):
         assert sent[stage, False] == sent[stage, True] == {"all_reduce": steps, "all_gather": steps}
     once = SHAPE.parameters  # more in the first step, and again for the weights that `train` returns
     assert sent[3, False] == sent[3, True] == {"all_gather": 2 * steps + 2 * once, "reduce_scatter": steps}
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_gradients_are_not_clipped():
+    ours, clipped = launch(by_deepspeed_with_sgd, world_size=RANKS, timeout=120).results[0]
+    expected, _ = alone(SGD, steep_loss)
+    assert furthest(ours, expected) <= CLOSE
+    assert furthest(clipped, expected) > 1000 * CLOSE
 
 
 def test_without_deepspeed_there_is_one_sentence(monkeypatch):
