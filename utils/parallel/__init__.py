@@ -6,6 +6,8 @@ activations  the bytes that autograd keeps for the backward pass
 model        the small language model that runs through the course
 tensor_ops   f, g and their kin: collectives that autograd knows
 tensor       the model's layers cut over a group of ranks
+tensor_linear, tensor_vocabulary  the linear layers, the embedding and the loss that these are made of
+tensor_plans  the same cuts as plans for PyTorch's own tensor parallelism
 zero         ZeRO stages 1, 2 and 3
 zero_shards  the pieces that the stages are made of
 zero_bytes   the bytes of their state, at rest and at the peak
