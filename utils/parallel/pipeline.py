@@ -87,8 +87,10 @@ class Pipeline:
             work[action.kind](action)
             peak = max(peak, len(self.in_flight))
         self.mail.all_arrived()
-        loss = sum(self.losses).item() if self.losses else None
-        return Report(loss, peak / self.schedule.visits)
+        return Report(self._loss(), peak / self.schedule.visits)
+
+    def _loss(self):
+        return sum(self.losses).item() if self.losses else None
 
     def _forward(self, action):
         stage, micro_batch = self.schedule.stage(self.rank, action.chunk), action.micro_batch
