@@ -65,12 +65,20 @@ class LanguageModel(nn.Module):
         initialise(self, seed)
 
     def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+    def embed(self, tokens):
+        """What comes before the blocks: tokens (b, s) to (b, s, h)."""
         x = self.tok_embeddings(tokens)
         if self.pos_embeddings is not None:
             x = x + self.pos_embeddings(positions(tokens, self.config))
-        x = self.dropout(x)
-        for layer in self.layers:
-            x = layer(x)
+        return self.dropout(x)
+
+    def head(self, x):
+        """What comes after the blocks: (b, s, h) to logits (b, s, vocab)."""
         return self.output(self.norm(x))
 
     def loss(self, tokens, targets):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Function
 
-from utils.parallel.model import LanguageModel, positions
+from utils.parallel.model import LanguageModel
 from utils.theory.pipeline import COST_NAMES, Costs, Schedule, cost_of_stages
 
 
@@ -19,7 +19,8 @@ class LanguageStage(nn.Module):
     names that they have in the whole model. With tied embeddings the last stage has its own copy of the table, as
     `output.weight`; `add_tied_gradients` keeps the two alike.
 
-    model    the whole model; the stage takes its modules, it does not copy them
+    model    the whole model, a LanguageModel or, cut by tensor parallelism, a ParallelLanguageModel; the stage takes
+             its modules, it does not copy them
     stage    0 … stages − 1
     Raises ValueError when there are more stages than blocks.
     """
@@ -27,7 +28,9 @@ class LanguageStage(nn.Module):
     def __init__(self, model: LanguageModel, stage: int, stages: int):
         super().__init__()
         first, last = stage == 0, stage == stages - 1
-        self.config = model.config
+        # the model's own embed and head run on this object, which has all of the modules that they use
+        self.config, self._embed, self._head = model.config, type(model).embed, type(model).head
+        self.group, self.sequence_parallel = getattr(model, "group", None), getattr(model, "sequence_parallel", False)
         self.tok_embeddings = model.tok_embeddings if first else None
         self.pos_embeddings = model.pos_embeddings if first else None
         self.dropout = model.dropout if first else None
@@ -40,13 +43,10 @@ class LanguageStage(nn.Module):
     def forward(self, x):
         """Tokens (b, s) on the first stage, (b, s, h) on the others; gives (b, s, h), or logits on the last."""
         if self.tok_embeddings is not None:
-            tokens, x = x, self.tok_embeddings(x)
-            if self.pos_embeddings is not None:
-                x = x + self.pos_embeddings(positions(tokens, self.config))
-            x = self.dropout(x)
+            x = self._embed(self, x)
         for layer in self.layers.values():
             x = layer(x)
-        return x if self.output is None else self.output(self.norm(x))
+        return x if self.output is None else self._head(self, x)
 
 
 def layers_of_stage(layers: int, stage: int, stages: int) -> range:
@@ -88,7 +88,7 @@ def add_tied_gradients(chunks: Sequence[LanguageStage], schedule: Schedule, grou
         sends.wait()
         total = mine[0].grad + theirs
     for table in mine:
-        table.grad = total.clone()
+        table.grad.copy_(total)
 
 
 class SleepingStage(nn.Module):

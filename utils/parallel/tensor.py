@@ -129,12 +129,20 @@ class ParallelLanguageModel(nn.Module):
             self.output.weight = self.tok_embeddings.weight
 
     def forward(self, tokens):
-        x = self.tok_embeddings(tokens)
-        if self.pos_embeddings is not None:
-            x = x + self._positions(tokens)
-        x = self.dropout(x)
+        x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x)
+        return self.head(x)
+
+    def embed(self, tokens):
+        """What comes before the blocks: tokens (b, s) to (b, s, h), or (b, s/t, h) with `sequence_parallel`."""
+        x = self.tok_embeddings(tokens)
+        if self.pos_embeddings is not None:
+            x = x + _positions_of(self, tokens)
+        return self.dropout(x)
+
+    def head(self, x):
+        """What comes after the blocks: to this rank's columns of the logits, (b, s, V_r)."""
         x = call_on_part(self.norm, x, self.group) if self.sequence_parallel else self.norm(x)
         return self.output(x)
 
@@ -142,9 +150,10 @@ class ParallelLanguageModel(nn.Module):
         """Mean cross-entropy, the same on all ranks; a target of −100 does not count."""
         return vocab_parallel_cross_entropy(self(tokens), targets, self.config.vocab, self.group)
 
-    def _positions(self, tokens):
-        numbers = positions(tokens, self.config)
-        if not self.sequence_parallel:
-            return self.pos_embeddings(numbers)
-        mine = slice(*shard_range(len(numbers), self.group))
-        return call_on_part(self.pos_embeddings, numbers[mine], self.group)
+
+def _positions_of(model, tokens):
+    numbers = positions(tokens, model.config)
+    if not model.sequence_parallel:
+        return model.pos_embeddings(numbers)
+    mine = slice(*shard_range(len(numbers), model.group))
+    return call_on_part(model.pos_embeddings, numbers[mine], model.group)

@@ -93,5 +93,7 @@ def _add_gradients(layer, x, gradient):
 
 
 def _add(parameter, gradient):
-    if parameter.requires_grad:
-        parameter.grad = gradient() if parameter.grad is None else parameter.grad + gradient()
+    if parameter.requires_grad and parameter.grad is None:
+        parameter.grad = gradient()
+    elif parameter.requires_grad:
+        parameter.grad += gradient()
