@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 
 
@@ -14,14 +16,30 @@ def free_port():
         return sock.getsockname()[1]
 
 
-def test_two_agents_on_loopback():
+def outputs_of_two_agents(ranks_each, *script):
+    """What two agents print, as on two machines: node 0's output, then node 1's."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     port = free_port()
     agents = [subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}",
-         "--master-addr=127.0.0.1", f"--master-port={port}", str(HERE / "torchrun_script.py")],
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={ranks_each}",
+         f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}", *script],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) for node in range(2)]
-    outputs = [agent.communicate(timeout=120)[0] for agent in agents]
+    outputs = [agent.communicate(timeout=300)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], outputs
-    assert "results [1.0, 1.0] sent [4000.0, 4000.0]" in outputs[0]
-    assert "launch asks for 99 ranks, but torchrun started 2." in outputs[0]
+    return outputs
+
+
+def test_two_agents_on_loopback():
+    output, _ = outputs_of_two_agents(1, str(HERE / "torchrun_script.py"))
+    assert "results [1.0, 1.0] sent [4000.0, 4000.0]" in output
+    assert "launch asks for 99 ranks, but torchrun started 2." in output
+
+
+@pytest.mark.slow
+def test_3d_training_on_two_agents_is_that_of_one_machine():
+    here = subprocess.run([sys.executable, "-m", "utils.parallel.train_3d", "--steps", "3"], capture_output=True, text=True,
+                          cwd=ROOT, timeout=300)
+    assert here.returncode == 0, here.stderr
+    there, _ = outputs_of_two_agents(4, "-m", "utils.parallel.train_3d", "--steps", "3")
+    lines = [line for line in here.stdout.splitlines() if line.startswith(("rank", "gloo"))]
+    assert len(lines) == 9 and all(line in there for line in lines), (here.stdout, there)
