@@ -58,7 +58,7 @@ def check_against_one_process(config, model, loss):
         close(gradient.full_tensor() if isinstance(gradient, DTensor) else gradient, expected[name])
 
 
-@pytest.mark.parametrize(("world_size", "kv_heads"), [(2, 8), (2, 1), (4, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize(("world_size", "kv_heads"), [(2, 8), (4, 4), (4, 1)])
 def test_equal_to_one_process(world_size, kv_heads):
     config = CONFIGS[kv_heads]
 
@@ -77,7 +77,7 @@ def test_equal_to_one_process(world_size, kv_heads):
     launch(worker, world_size=world_size)
 
 
-@pytest.mark.parametrize(("world_size", "kv_heads"), [(2, 8), (4, 4), (4, 2)])
+@pytest.mark.parametrize(("world_size", "kv_heads"), [(2, 8), (4, 2)])
 def test_equal_to_ours_on_every_rank(world_size, kv_heads):
     """The same rows of the same weights on the same rank, and the same gradients there."""
     config = CONFIGS[kv_heads]
