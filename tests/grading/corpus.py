@@ -71,6 +71,12 @@ def _helper(notebook):
     )
 
 
+def _check_named_as_answer(notebook):
+    """The check cell carries the answer's name: it is taken as a second part of the answer."""
+    cell = cell_of(notebook, "q1-check")
+    cell.metadata.nbgrader.grade_id, cell.source = "q1-answer", "print('q1: 3/3 checks passed')"
+
+
 def _edit(text):
     return lambda notebook: cell_of(notebook, "q1-check").update(source=text)
 
@@ -118,6 +124,11 @@ MISTAKES = {
     "check_is_text": (answers(WRONG, change=_check_is_text), ("ok", 0, 2, set())),
     "metadata_stripped": (answers(change=strip_metadata), ("ok", 3, 2, set())),
     "ids_new": (answers(change=new_ids), ("ok", 3, 2, set())),
+    "ids_new_and_wrong": (answers(WRONG, change=new_ids), ("ok", 0, 2, set())),
+    "check_named_as_answer": (
+        answers(WRONG, change=_check_named_as_answer),
+        ("ok", 0, 2, {"duplicate_cell"}),
+    ),
     "answer_missing": (
         answers(change=lambda n: n.cells.remove(cell_of(n, "q1-answer"))),
         ("ok", 0, 2, {"missing_answer"}),
@@ -185,89 +196,3 @@ RUNAWAY = {
         ("ok", 3, 2, {"suspicious_api", "leftover_processes"}),
     ),
 }
-LINE = "print('q1: 3/3 checks passed')"
-SHELL = "get_ipython()"
-#: Rows of the attack table that try to get points for a wrong ``add``.
-CHEATS = {
-    "replaces_the_check": f"from utils.checks import tiny\ntiny.q1 = lambda *a: {LINE}\n" + WRONG,
-    "replaces_the_module": (
-        "import sys, types\nfake = types.ModuleType('tiny')\n"
-        f"fake.q1 = lambda *a: {LINE}\nfake.q2 = lambda *a: print('q2: 2/2 checks passed')\n"
-        "sys.modules['utils.checks.tiny'] = fake\ntiny = fake\n"
-    )
-    + WRONG,
-    "swaps_the_code": (
-        f"from utils.checks import tiny\ndef other(add):\n    {LINE}\ntiny.q1.__code__ = other.__code__\n"
-    )
-    + WRONG,
-    "overwrites_the_file": (
-        "from utils.checks import tiny\nimport importlib\ntry:\n    open(tiny.__file__, 'w').write("
-        "\"def q1(add):\\n    print('q1: 3/3 checks passed')\\n\")\nexcept OSError:\n    pass\n"
-        f"tiny.q1 = lambda *a: {LINE}\n"
-    )
-    + WRONG,
-    "swallows_the_error": (
-        "from utils.checks import tiny\nreal = tiny.q1\ndef quiet(add):\n    try:\n        real(add)\n"
-        f"    except AssertionError:\n        {LINE}\ntiny.q1 = quiet\n"
-    )
-    + WRONG,
-    "hides_the_traceback": f"{SHELL}.showtraceback = lambda *a, **k: {LINE}\n" + WRONG,
-    "transforms_the_check": (
-        f"def change(lines):\n    return [\"{LINE}\\n\"] if 'tiny.q1' in ''.join(lines) else lines\n"
-        f"{SHELL}.input_transformers_cleanup.append(change)\n"
-    )
-    + WRONG,
-    "rewrites_the_tree": (
-        "import ast\nclass Change(ast.NodeTransformer):\n    def visit_Call(self, node):\n"
-        "        if 'q1' in ast.dump(node.func):\n"
-        f'            return ast.parse("{LINE}").body[0].value\n        return node\n'
-        f"{SHELL}.ast_transformers.append(Change())\n"
-    )
-    + WRONG,
-    "hooks_before_the_cell": (
-        f"from utils.checks import tiny\ndef hook(*a):\n    tiny.q1 = lambda *a: {LINE}\n"
-        f"{SHELL}.events.register('pre_run_cell', hook)\n"
-    )
-    + WRONG,
-    "is_equal_to_everything": "class E(int):\n    def __ne__(self, o):\n        return False\n"
-    "def add(left, right):\n    return E(0)\n",
-    "reads_the_caller": (
-        "import sys\ndef add(left, right):\n    names = sys._getframe(1).f_locals\n"
-        "    return names['left'] + names['right'] if 'left' in names else 0\n"
-    ),
-    "hunts_the_objects": (
-        "import gc\ndef add(left, right):\n    gc.get_objects()\n"
-        "    return {(1, 2): 3, (-3, 3): 0, (10, 5): 15}.get((left, right), 0)\n"
-    ),
-    "knows_the_inputs": "def add(left, right):\n    return {(1, 2): 3, (-3, 3): 0, (10, 5): 15}.get((left, right), 0)\n",
-    "patches_the_session": (
-        f"kernel = {SHELL}.kernel\nreal = kernel.session.send\n"
-        "def send(stream, kind, *a, **k):\n    if kind == 'error' and False:\n        return\n"
-        "    return real(stream, kind, *a, **k)\nkernel.session.send = send\n"
-        f"from utils.checks import tiny\ntiny.q1 = lambda *a: {LINE}\n"
-    )
-    + WRONG,
-    "prints_the_line": f"{LINE}\n" + WRONG,
-    "leaves_after_printing": f"{LINE}\nimport sys; sys.exit(0)\n",
-    "rewrites_print": "import builtins\nold = print\nbuiltins.print = lambda *a, **k: old('q1: 3/3 checks passed')\n"
-    + WRONG,
-    "starts_another_ipython": (
-        "import os\nfor place in (os.path.expanduser('~'), '/root', '/home'):\n    try:\n"
-        "        folder = os.path.join(place, '.ipython/profile_default/startup')\n"
-        "        os.makedirs(folder, exist_ok=True)\n"
-        "        open(os.path.join(folder, 'course-attack.py'), 'w').write('x = 1')\n"
-        "    except OSError:\n        pass\n"
-    )
-    + WRONG,
-}
-#: Needs the box: reads the solution from where the course keeps it.
-READS_THE_SOLUTION = """import glob, json, os
-def find():
-    for place in {places!r}:
-        for path in glob.glob(os.path.join(place, '**', '01_tiny.ipynb'), recursive=True):
-            for cell in json.load(open(path))['cells']:
-                source = ''.join(cell['source'])
-                if 'the_sum_of_both' in source:
-                    return source
-exec(find() or "def add(left, right):\\n    return 0")
-"""

@@ -90,12 +90,6 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
-def cheats(root: Path) -> dict[str, bytes]:
-    made = {f"cheat_{name}": corpus.answers(code) for name, code in corpus.CHEATS.items()}
-    made["cheat_reads_the_solution"] = corpus.answers(corpus.READS_THE_SOLUTION.format(places=[str(root)]))
-    return made
-
-
 CASES = corpus.HONEST | corpus.MISTAKES | corpus.BROKEN | corpus.RUNAWAY
 
 
@@ -107,8 +101,8 @@ def graded(tmp_path_factory):
     assert json.loads(lab.read_text())["metadata"]["course"]["lab_version"] == LAB.metadata.course.lab_version
     submissions = root / "submissions"
     submissions.mkdir()
-    for name, data in ({name: case[0] for name, case in CASES.items()} | cheats(root)).items():
-        (submissions / f"{name}.ipynb").write_bytes(data)
+    for name, case in CASES.items():
+        (submissions / f"{name}.ipynb").write_bytes(case[0])
     before = tree(root)
     code = grade(root, lab, submissions, root / "out", "--self-check")
     after = {path: value for path, value in tree(root).items() if not path.startswith(str(root / "out"))}
@@ -127,56 +121,7 @@ def test_a_case_gets_what_its_name_says(graded, name):
     assert flags <= set(row["flags"].split()), row
 
 
-@pytest.mark.parametrize("name", sorted(corpus.CHEATS))
-def test_a_cheat_gets_no_points(graded, name):
-    row = table(graded[0] / "out")[f"cheat_{name}"]
-    assert float(row["q1"]) == 0, row
-
-
-def test_the_box_stops_reading_the_solution(graded):
-    row = table(graded[0] / "out")["cheat_reads_the_solution"]
-    assert float(row["q1"]) == 0
-    assert "suspicious_api" in row["flags"]
-
-
-def test_the_wall_catches_what_the_kernel_lets_through(graded):
-    """Without the verify stage these would have full marks: nbval said "passed"."""
-    rows = table(graded[0] / "out")
-    for name in (
-        "replaces_the_check",
-        "swaps_the_code",
-        "hooks_before_the_cell",
-        "rewrites_the_tree",
-        "is_equal_to_everything",
-        "reads_the_caller",
-        "knows_the_inputs",
-    ):
-        assert "mismatch" in rows[f"cheat_{name}"]["flags"], name
-
-
-def test_nbval_alone_would_have_let_them_through(tmp_path):
-    """What the verify stage is for: the same attacks with it switched off."""
-    lab = course_with_verify(tmp_path)
-    (tmp_path / "in").mkdir()
-    for name in ("replaces_the_check", "is_equal_to_everything"):
-        (tmp_path / "in" / f"{name}.ipynb").write_bytes(corpus.answers(corpus.CHEATS[name]))
-    grade(tmp_path, lab, tmp_path / "in", tmp_path / "out", "--nbval-only")
-    assert {row["q1"] for row in table(tmp_path / "out").values()} == {"3"}
-
-
-def test_without_the_box_the_solution_is_read(tmp_path):
-    """What the box is for: the same attack with it switched off."""
-    lab = course_with_verify(tmp_path)
-    (tmp_path / "in").mkdir()
-    code = corpus.READS_THE_SOLUTION.format(places=[str(tmp_path)])
-    (tmp_path / "in" / "eve.ipynb").write_bytes(corpus.answers(code))
-    grade(tmp_path, lab, tmp_path / "in", tmp_path / "out", "--sandbox", "none")
-    row = table(tmp_path / "out")["eve"]
-    assert row["q1"] == "3" and "suspicious_api" in row["flags"]
-
-
-def test_nothing_was_left_at_home(graded):
-    assert not list(Path.home().glob(".ipython/profile_default/startup/course-attack.py"))
+def test_no_daemon_was_left(graded):
     marked = [
         p for p in psutil.process_iter(["cmdline"]) if "time.sleep(93)" in " ".join(p.info["cmdline"] or [])
     ]

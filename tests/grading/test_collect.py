@@ -172,3 +172,12 @@ def test_nobody_hands_in_for_somebody_else(tmp_path, files, students):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     assert [one.student for one in collect(tmp_path, "01_lab")] == students
+
+
+def test_what_the_platform_calls_late_is_late(tmp_path):
+    for name in ("ann_LATE_1_2_lab.ipynb", "ben_1_2_lab.ipynb"):
+        (tmp_path / name).write_text("{}")
+    assert [(one.student, one.flags) for one in collect(tmp_path, "01_lab")] == [
+        ("ann", ("late",)),
+        ("ben", ()),
+    ]

@@ -142,9 +142,9 @@ def make_rows(
         else:
             (key, grade, seconds), one = graded[name], by_student[name]
         late = policy.late_seconds(one.modified) if one else 0
-        flags = (
-            set(grade.flags) | set(one.flags if one else ()) | ({"late", "time_untrusted"} if late else set())
-        )
+        flags = set(grade.flags) | set(one.flags if one else ()) | ({"late"} if late else set())
+        if one and policy.due is not None:  # also when it is early enough: a file's date can be set
+            flags |= {"time_untrusted"}
         flags |= {"identical_answers"} if alike.get(name) else set()
         flags |= {"not_on_roster"} if roster is not None and one and name not in set(roster) else set()
         grade, comments = _overridden(replace(grade, flags=tuple(sorted(flags))), name, changes)

@@ -151,12 +151,15 @@ def read_roster(path: str | Path) -> list[str]:
 def _newest(student: str, files: list[_File]) -> Submitted:
     ordered = sorted(files, key=lambda file: (file.modified, _copy_number(file.parts[-1]), file.parts))
     last = ordered[-1]
+    canvas = _CANVAS.fullmatch(last.parts[-1].removesuffix(".ipynb"))
     return Submitted(
         student,
         "/".join(last.parts),
         last.data,
         last.modified,
-        last.flags,
+        (*last.flags, "late")
+        if canvas and canvas["late"]
+        else last.flags,  # the platform's own clock says so
         tuple("/".join(file.parts) for file in ordered[:-1]),
     )
 
