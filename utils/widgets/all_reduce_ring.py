@@ -6,8 +6,6 @@ import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.markers import CARETDOWN
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.path import Path
-from matplotlib.textpath import TextPath
 
 from utils.theory.arguments import whole_number
 from utils.theory.collectives import REDUCE_SCATTER, all_reduce_elements_sent, chunk_sizes, ring_schedule
@@ -168,7 +166,7 @@ def _draw_contents(ax, world_size, elements, step, moves):
             x, y = (corners[tiles[:, :, contributor], contributor] + (wide / 2, high / 2)).T
             if len(x) == 0:
                 continue
-            ax.plot(x, y, linestyle="none", marker=_digit(contributor), markersize=5 if world_size > 4 else 7.5,
+            ax.plot(x, y, linestyle="none", marker=style.text_marker(str(contributor)), markersize=5 if world_size > 4 else 7.5,
                     markeredgewidth=0, color=ink, zorder=3)
     for move in moves:
         corner = move.receive_chunk - _TILES_WIDE / 2 - 0.02, move.rank - _TILES_HIGH / 2 - 0.02
@@ -186,14 +184,6 @@ def _tiles(world_size):
     y = index[:, None, None] - _TILES_HIGH / 2 + high * (index // per_row)
     line = 0.03 * np.array([wide, high])  # white between the squares
     return np.stack(np.broadcast_arrays(x, y), axis=-1) + line, (wide, high) - 2 * line
-
-
-@cache
-def _digit(number):
-    """A number as a marker: drawn as a shape, hundreds of them cost no more than one text."""
-    path = TextPath((0, 0), str(number), size=10)
-    box = path.get_extents()
-    return Path(path.vertices - ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2), path.codes)
 
 
 def _draw_moves(ax, world_size, moves):

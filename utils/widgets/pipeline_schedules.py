@@ -1,36 +1,252 @@
-"""Two pipeline schedules on one time axis, with their bubbles, what they hold and what they send."""
+"""Two pipeline schedules on one time axis, with their bubbles, what their ranks hold and send, and a moment to look at."""
+from functools import lru_cache
 
+import ipywidgets
+
+from utils.theory.arguments import non_negative, whole_number
+from utils.theory.pipeline import LOOPED, SCHEDULES, Action, Costs, Simulation, build, simulate
 from utils.widgets.frame import Frame
+from utils.widgets.pipeline_compare import Memory, draw_comparison
+from utils.widgets.pipeline_picture import bubble_text, name_text, percent_text
+from utils.widgets.pipeline_run import last_run, measure_schedule
+
+NOTHING = "nothing"
+MOST_RANKS, MOST_MICRO_BATCHES, MOST_CHUNKS = 8, 32, 4
 
 
 def explore_schedules(schedule: str = "1f1b", other: str = "gpipe", pipeline: int = 4, micro_batches: int = 8,
                       chunks: int = 2, forward: float = 1, backward_input: float = 1, backward_weight: float = 1,
-                      transfer: float = 0, limit: float = 0, time: float | None = None) -> Frame:
+                      transfer: float = 0, before_weight: float = 0, limit: int = 0, time: float | None = None) -> Frame:
     """A widget that draws one or two schedules on one time axis.
 
     schedule         a name in utils.theory.pipeline.SCHEDULES
     other            a second one, drawn below; "nothing" for none
     pipeline         p ranks, 2 to 8
     micro_batches    m, 1 to 32
-    chunks           v, model chunks on each rank; only for interleaved 1F1B and looped BFS
+    chunks           v, model chunks on each rank, 1 to 4; only for interleaved 1F1B and looped BFS
     forward, backward_input, backward_weight   T_F, T_B, T_W of a whole rank and one micro-batch, in any unit of time
     transfer         time from the end of an action until its result is on the next rank, in the same unit
+    before_weight    M_W/M_B: the share of a micro-batch's activations that B leaves for W; 0 counts those that wait for B
     limit            micro-batches whose activations a rank has room for, in whole ranks' layers; 0: no limit
     time             t, the moment that is looked at; None: the end of the step
 
     The button runs the schedules on real ranks whose stages sleep as long as the costs say, and lays the recording
     over the simulation. Bidirectional schedules are drawn but do not run: a sentence says why.
     """
-    raise NotImplementedError
+    state = {"schedule": schedule, "other": other, "pipeline": pipeline, "micro_batches": micro_batches, "chunks": chunks,
+             "forward": forward, "backward_input": backward_input, "backward_weight": backward_weight, "transfer": transfer}
+    end = _end(**state)
+    names = [(name_text(name), name) for name in SCHEDULES]
+    controls = {
+        "schedule": ipywidgets.Dropdown(value=schedule, options=names, description="schedule"),
+        "other": ipywidgets.Dropdown(value=other, options=[*names, NOTHING], description="and"),
+        "pipeline": ipywidgets.IntSlider(pipeline, 2, MOST_RANKS, description="p ranks"),
+        "micro_batches": ipywidgets.IntSlider(micro_batches, 1, MOST_MICRO_BATCHES, description="m"),
+        "chunks": ipywidgets.IntSlider(chunks, 1, MOST_CHUNKS, description="v chunks"),
+        "forward": ipywidgets.FloatSlider(forward, min=0, max=4, step=0.25, description="T_F"),
+        "backward_input": ipywidgets.FloatSlider(backward_input, min=0, max=4, step=0.25, description="T_B"),
+        "backward_weight": ipywidgets.FloatSlider(backward_weight, min=0, max=4, step=0.25, description="T_W"),
+        "transfer": ipywidgets.FloatSlider(transfer, min=0, max=2, step=0.25, description="transfer"),
+        "before_weight": ipywidgets.FloatSlider(before_weight, min=0, max=1, step=0.25, description="M_W/M_B"),
+        "limit": ipywidgets.IntSlider(limit, 0, MOST_MICRO_BATCHES, description="limit"),
+        "time": ipywidgets.FloatSlider(end if time is None else time, min=0, max=end, step=0.25, description="t"),
+    }
+    play = _let_time_follow(controls)
+    return Frame(controls, draw_schedules, schedules_sentence, measure=measure_schedules, announce=_announcement,
+                 presets=PRESETS, extras=[play])
+
+
+PRESETS = {
+    "1F1B and GPipe": {"schedule": "1f1b", "other": "gpipe", "pipeline": 4, "micro_batches": 8},
+    "two chunks on each rank": {"schedule": "interleaved 1f1b", "other": "1f1b", "pipeline": 4, "micro_batches": 8, "chunks": 2},
+    "ZB-H1 and ZB-H2": {"schedule": "zb-h1", "other": "zb-h2", "pipeline": 4, "micro_batches": 8},
+    "DualPipe, 20 micro-batches": {"schedule": "dualpipe", "other": NOTHING, "pipeline": 8, "micro_batches": 20},
+    "V shapes: ZB-V and DualPipeV": {"schedule": "zb-v", "other": "dualpipe-v", "pipeline": 4, "micro_batches": 10},
+    "slow transfers, four chunks": {"schedule": "interleaved 1f1b", "other": "1f1b", "pipeline": 4, "micro_batches": 8,
+                                    "chunks": 4, "transfer": 0.5},
+}
+
+
+def _let_time_follow(controls):
+    """Let the slider for t end where the schedules end, whatever the other controls say; returns a play button for it."""
+    slider = controls["time"]
+    play = ipywidgets.Play(min=0, max=100, interval=500, show_repeat=False)
+
+    def fit(change):
+        at_end = slider.value >= slider.max
+        try:
+            slider.max = _end(**{name: control.value for name, control in controls.items() if name not in _NOT_TIMED})
+        except ValueError:
+            return  # the frame says the sentence
+        if at_end:
+            slider.value = slider.max
+
+    def step(change):
+        slider.value = slider.max * change["new"] / play.max
+
+    for name, control in controls.items():
+        if name not in _NOT_TIMED:
+            control.observe(fit, "value")
+    play.observe(step, "value")
+    return play
+
+
+_NOT_TIMED = ("before_weight", "limit", "time")
 
 
 def schedules_sentence(schedule="1f1b", other="gpipe", pipeline=4, micro_batches=8, chunks=2, forward=1,
-                       backward_input=1, backward_weight=1, transfer=0, limit=0, time=None, runs=()) -> str:
-    """The step's time, the bubble by both ways of counting, what is held and sent, and what real ranks measured."""
-    raise NotImplementedError
+                       backward_input=1, backward_weight=1, transfer=0, before_weight=0, limit=0, time=None, runs=()) -> str:
+    """The step's time, the bubble by both ways of counting, what is held and sent, and what real ranks measured.
+
+    >>> print(schedules_sentence(other="nothing"))
+    1F1B on 4 ranks, m = 8: the step takes 33, bubble 27 % of the step, 38 % of the work; the ranks hold at most \
+4, 3, 2 and 1 micro-batches and send 8 to 16 messages each
+    """
+    costs = _costs(forward, backward_input, backward_weight, transfer)
+    shown = _shown(schedule, other, pipeline, micro_batches, chunks, costs)
+    memory = _memory(before_weight, limit, time, shown)
+    parts = [_what_it_takes(simulation, memory, first=number == 0) for number, simulation in enumerate(shown.values())]
+    if limit:
+        parts.append(_who_breaks(shown.values(), memory))
+    if memory.now is not None:
+        moments = "; ".join(f"{name_text(name)} {', '.join(doing_at(simulation, time))}" for name, simulation in shown.items())
+        parts.append(f"at t = {time:g}, from rank 0 on: {moments}")
+    measured = [(name, simulation, run) for name, simulation in shown.items()
+                if (run := last_run(runs, _state(name, pipeline, micro_batches, chunks, costs)))]
+    if measured:
+        parts.append(_what_was_measured(measured, transfer))
+    return " · ".join(parts)
 
 
 def draw_schedules(schedule="1f1b", other="gpipe", pipeline=4, micro_batches=8, chunks=2, forward=1,
-                   backward_input=1, backward_weight=1, transfer=0, limit=0, time=None, runs=(), figure=None):
-    """Draw the schedules, and beside each lane what its rank holds at most and sends. Returns the matplotlib Figure."""
-    raise NotImplementedError
+                   backward_input=1, backward_weight=1, transfer=0, before_weight=0, limit=0, time=None, runs=(), figure=None):
+    """Draw the schedules, and beside each lane what its rank holds at most and sends.
+
+    runs: tuples of ScheduleRuns; those of the same schedule, sizes and costs are drawn over the simulation.
+    Returns the matplotlib Figure.
+    """
+    costs = _costs(forward, backward_input, backward_weight, transfer)
+    shown = _shown(schedule, other, pipeline, micro_batches, chunks, costs)
+    memory = _memory(before_weight, limit, time, shown)
+    found = [last_run(runs, _state(name, pipeline, micro_batches, chunks, costs)) for name in shown]
+    return draw_comparison(figure, list(shown.values()), [run and run.recording for run in found], memory)
+
+
+def measure_schedules(schedule, other, pipeline, micro_batches, chunks, forward, backward_input, backward_weight, transfer,
+                      **_):
+    """What the button does: a ScheduleRun of each schedule shown. ValueError for those that do not run."""
+    costs = _costs(forward, backward_input, backward_weight, transfer)
+    shown = _shown(schedule, other, pipeline, micro_batches, chunks, costs)
+    return tuple(measure_schedule(simulation.schedule, costs, _state(name, pipeline, micro_batches, chunks, costs))
+                 for name, simulation in shown.items())
+
+
+def _announcement(pipeline, **_):
+    return f"Running on {pipeline} real ranks; their stages do not compute, they sleep as long as the costs say …"
+
+
+# ---- theory -------------------------------------------------------------------------------------------------------
+
+def _costs(forward, backward_input, backward_weight, transfer):
+    return Costs(forward, backward_input, backward_weight, communication=transfer)
+
+
+def _shown(schedule, other, pipeline, micro_batches, chunks, costs) -> dict[str, Simulation]:
+    """The Simulations by name, the same schedule only once."""
+    names = dict.fromkeys(name for name in (schedule, other) if name != NOTHING)
+    if not names:
+        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, but {schedule!r} was given.")
+    whole_number("chunks", chunks)
+    return {name: _simulated(name, pipeline, micro_batches, chunks if name in LOOPED else None, costs) for name in names}
+
+
+@lru_cache(64)
+def _simulated(name, pipeline, micro_batches, chunks, costs):
+    try:
+        simulation = simulate(build(name, pipeline, micro_batches, chunks), costs)
+    except ValueError as error:
+        raise ValueError(f"{name_text(name)} does not fit: {error}") from error
+    if not simulation.total_time:
+        raise ValueError("A step that takes no time has no picture. Give T_F, T_B or T_W a value above 0.")
+    return simulation
+
+
+def _state(name, pipeline, micro_batches, chunks, costs):
+    return name, pipeline, micro_batches, chunks if name in LOOPED else None, costs
+
+
+def _end(schedule, other, pipeline, micro_batches, chunks, forward, backward_input, backward_weight, transfer):
+    """When the last of the schedules ends."""
+    costs = _costs(forward, backward_input, backward_weight, transfer)
+    return max(each.total_time for each in _shown(schedule, other, pipeline, micro_batches, chunks, costs).values())
+
+
+def _memory(before_weight, limit, time, shown):
+    whole_number("limit", limit, minimum=0)
+    non_negative("before_weight", before_weight)
+    if time is not None:
+        non_negative("time", time)
+        if time >= max(each.total_time for each in shown.values()) - 1e-9:
+            time = None
+    return Memory(before_weight, limit, time)
+
+
+def doing_at(simulation: Simulation, time: float) -> list[str]:
+    """What each rank does at `time`: an action, "waits", or that it is "not yet" at work or "done".
+
+    >>> doing_at(simulate(build("gpipe", 2, 1)), 1.5)
+    ['waits', 'F0']
+    """
+    doing = []
+    for row in simulation.timeline:
+        now = [str(Action(action.kind, action.micro_batch, action.chunk)) for action in row if action.start <= time < action.end]
+        state = "not yet" if time < row[0].start else "done" if time >= row[-1].end else "waits"
+        doing.append(" & ".join(now) or state)
+    return doing
+
+
+# ---- parts of the sentence ----------------------------------------------------------------------------------------
+
+def _what_it_takes(simulation, memory, first):
+    schedule, sent = simulation.schedule, sorted({int(count) for count in simulation.messages_sent})
+    where = f" on {schedule.pipeline} ranks, m = {schedule.micro_batches}" if first else ""
+    shifted = ""
+    if simulation.total_time - simulation.span_time > 1e-9:
+        shifted = f" (each rank: they are shifted, and {simulation.total_time:.5g} pass in all)"
+    peaks = [f"{peak:.3g}" for peak in memory.peaks(simulation)]
+    what = "micro-batch" if set(peaks) == {"1"} else "micro-batches"
+    messages = f"{' to '.join(map(str, dict.fromkeys((sent[0], sent[-1]))))} message{'s' * (sent[-1] > 1)}"
+    return (f"{name_text(schedule.name)}{where}: the step takes {simulation.span_time:.5g}{shifted}, {bubble_text(simulation)}; "
+            f"{'the' if first else 'its'} ranks hold at most {_listed(peaks)} {what} and send {messages} each")
+
+
+def _who_breaks(simulations, memory):
+    clauses = []
+    for simulation in simulations:
+        over = [rank for rank, peak in enumerate(memory.peaks(simulation)) if peak > memory.limit + 1e-9]
+        if over:
+            ranks = "all ranks" if len(over) == simulation.schedule.pipeline else f"rank{'s' * (len(over) > 1)} {_listed(over)}"
+            clauses.append(f"{ranks} of {name_text(simulation.schedule.name)}")
+    limit = f"the limit of {memory.limit} micro-batch{'es' * (memory.limit > 1)}"
+    if not clauses:
+        return f"no rank breaks {limit}"
+    return f"{' and '.join(clauses)} break{'s' * (len(clauses) == 1 and clauses[0].startswith('rank '))} {limit}"
+
+
+def _what_was_measured(measured, transfer):
+    texts = []
+    for name, simulation, run in measured:
+        recording = run.recording
+        ratio = f", ratio {recording.bubble_rate / simulation.bubble_rate:.2f}" if simulation.bubble_rate > 1e-9 else ""
+        texts.append(f"{name_text(name)} bubble {percent_text(recording.bubble_rate)} of the step{ratio}, "
+                     f"{percent_text(recording.bubble_over_ideal)} of the work")
+    late = "; there a message is on its way only when its rank asks for it" if transfer else ""
+    units = _listed(list(dict.fromkeys(f"{1e3 * run.unit:.3g}" for _, _, run in measured)))
+    return f"real ranks with stages that sleep, {units} ms for a unit{late}: {'; '.join(texts)}"
+
+
+def _listed(items):
+    items = [str(item) for item in items]
+    if len(set(items)) == 1:
+        return items[0]
+    return f"{', '.join(items[:-1])} and {items[-1]}"

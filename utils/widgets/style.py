@@ -9,6 +9,7 @@ Colours come from `utils.palette` by meaning: ``colour("communication")``. Theor
 a measurement the same colour at full strength with a black edge, idle time white with light hatching.
 """
 import contextlib
+import functools
 import io
 import textwrap
 import threading
@@ -17,6 +18,8 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.path import Path
+from matplotlib.textpath import TextPath
 from PIL import Image
 
 from utils.palette import COLOURS
@@ -176,6 +179,17 @@ def rank_lanes(ax, world_size: int) -> None:
     ax.set_ylim(world_size - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
+
+
+@functools.cache
+def text_marker(text: str) -> Path:
+    """A short text as a marker for `ax.plot`: drawn as a shape, hundreds of them cost no more than one text.
+
+    Its vertices are in tenths of a font size, around its centre; the markersize is twice the largest of them.
+    """
+    path = TextPath((0, 0), text, size=10)
+    box = path.get_extents()
+    return Path(path.vertices - ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2), path.codes)
 
 
 # ---- numbers with their units -------------------------------------------------------------------------------------
