@@ -209,3 +209,12 @@ def test_a_wrong_argument_gets_a_sentence(call, words):
         call()
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("gpus", [24, 1536, 1920, 2520])
+def test_every_count_of_gpus_gets_a_plan_or_reasons(gpus):
+    """t = 3 and t = 6 divide the GPUs and the heads, but not the sequence: they fall out, with a sentence."""
+    found = plan(MODELS["narayanan-145.6b"], selene(gpus), batch=gpus)
+    sequences = [each for each in found.rejected if each.reason == "sequence"]
+    assert all("must divide sequence" in each.sentence for each in sequences)
+    assert {each.layout.tensor for each in sequences} == {3, 6}

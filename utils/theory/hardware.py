@@ -72,6 +72,7 @@ LINKS = {
     "nvlink3": Link(1 * MICROSECOND, 300 * GB),
     "nvlink4": Link(1 * MICROSECOND, 450 * GB),
     "nvlink5": Link(1 * MICROSECOND, 900 * GB),
+    "pcie3 x16": Link(2 * MICROSECOND, 15.75 * GB),
     "pcie4 x16": Link(2 * MICROSECOND, 31 * GB),
     "pcie5 x16": Link(2 * MICROSECOND, 63 * GB),
     "pcie6 x16": Link(2 * MICROSECOND, 121 * GB),
@@ -86,7 +87,7 @@ LINKS = {
 }
 """Links by name, in one direction; per GPU for NVLink, per adapter for the others.
 
-Bandwidths as collected in stas00/ml-engineering, chapter on networks. Latencies are orders of magnitude
+Bandwidths as collected in stas00/ml-engineering, chapter on networks; PCIe 3 by its standard. Latencies are orders of magnitude
 for one message of a GPU program (NCCL's own tuner has 0.6 to 14 µs per hop, by link and protocol).
 """
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from .activations import check_tensor, layer_activation_bytes
-from .arguments import fraction, whole_number
+from .arguments import divides, fraction, whole_number
 from .grid import (
     DIMENSIONS,
     Layout,
@@ -97,7 +97,7 @@ class Planned:
 class Rejected:
     """A layout that falls out, and why.
 
-    reason: "heads", "layers", "batch", "schedule" (what must divide does not), or "memory".
+    reason: "heads", "sequence", "layers", "batch", "schedule" (what must divide does not), or "memory".
     sentence: the same with its numbers.
     """
 
@@ -197,8 +197,14 @@ def plan(
 
 def _problem(model, layout, batch):
     """(reason, sentence) when something does not divide, else None."""
+    def sequence_divides():
+        divides("context", layout.context, "sequence", model.sequence)
+        if layout.sequence_parallel:
+            divides("tensor", layout.tensor, "sequence", model.sequence // layout.context)
+
     checks = (
         ("heads", lambda: check_tensor(model, layout.tensor)),
+        ("sequence", sequence_divides),
         ("layers", lambda: layers_per_rank(model, layout)),
         ("batch", lambda: micro_batches(layout, batch)),
         (
