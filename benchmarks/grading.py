@@ -1,12 +1,14 @@
-"""How long grading takes: submissions of a lab a minute, beside ``nbgrader autograde`` where nbgrader is installed.
+"""How long grading a class takes, beside ``nbgrader autograde`` on the same notebooks where nbgrader is installed.
 
-    python benchmarks/grading.py [--lab 01_all_reduce] [--submissions 6] [--jobs 2]
+    python benchmarks/grading.py [--lab 01_all_reduce] [--submissions 30] [--jobs 2] [--nbgrader PYTHON]
 
-The submissions are the solution and its known wrong answers. Both tools get the same notebooks.
+Of ten submissions three are right, one is blank, four have a wrong answer (one of the lab's known ones), and two have a
+wrong answer and replace its check by a line that prints what the check prints.  A figure counts only if the grades are
+right too, so the grades are looked at.
 """
 
 import argparse
-import importlib.util
+import csv
 import os
 import shutil
 import subprocess
@@ -18,45 +20,71 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from utils.grading.notebook import dumps, grade_id, read  # noqa: E402
+from utils.grading.notebook import dumps, grade_id, read, text_of  # noqa: E402
 from utils.grading.selfcheck import mutants_of  # noqa: E402
 
+KINDS = ("right", "wrong", "attacker", "wrong", "right", "blank", "wrong", "attacker", "right", "wrong")
 
-def write_submissions(folder: Path, lab: str, count: int) -> None:
-    """Write ``count`` submissions: the solution, then the solution with one wrong answer each, in turn."""
+
+def write_submissions(folder: Path, lab: str, count: int) -> dict[str, tuple[str, str]]:
+    """Write ``count`` submissions; return ``{student: (kind, question with the wrong answer)}``."""
     solution = ROOT / "solutions" / f"{lab}.ipynb"
-    wrong = mutants_of(solution)
+    released = read(ROOT / "labs" / f"{lab}.ipynb")
+    checks = {grade_id(cell): cell for cell in released.cells if grade_id(cell)}
+    wrong, written = mutants_of(solution), {}
     for number in range(count):
-        notebook = read(solution)
-        if number and wrong:
+        kind, question = KINDS[number % len(KINDS)], ""
+        notebook = released if kind == "blank" else read(solution)
+        if kind in ("wrong", "attacker"):
             mutant = wrong[(number * 7) % len(wrong)]
-            next(cell for cell in notebook.cells if grade_id(cell) == mutant.answer).source = mutant.source
-        (folder / f"student{number:02d}.ipynb").write_text(dumps(notebook), encoding="utf-8")
+            question = mutant.answer.removesuffix("-answer")
+            answer = next(cell for cell in notebook.cells if grade_id(cell) == mutant.answer)
+            answer.source = mutant.source
+            if kind == "attacker":
+                check = checks[f"{question}-check"]
+                line = text_of(check.outputs, "stdout").rstrip()
+                name = check.source.split("(")[0].splitlines()[-1]
+                answer.source += f"\n{name} = lambda *arguments, **options: print({line!r})\n"
+        student = f"{kind}{number:02d}"
+        written[student] = (kind, question)
+        (folder / f"{student}.ipynb").write_text(dumps(notebook), encoding="utf-8")
+    return written
 
 
 def time_course(lab: str, submissions: Path, out: Path, jobs: int, *more: str) -> float:
     """Return the seconds of ``course grade``."""
-    command = [
-        sys.executable,
-        "-m",
-        "utils.cli",
-        "grade",
-        f"labs/{lab}.ipynb",
-        str(submissions),
-        "-o",
-        str(out),
-        "--jobs",
-        str(jobs),
-        *more,
-    ]
+    command = [sys.executable, "-m", "utils.cli", "grade", f"labs/{lab}.ipynb", str(submissions), "-o", str(out)]
     start = time.perf_counter()
-    finished = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    finished = subprocess.run(
+        [*command, "--jobs", str(jobs), *more], cwd=ROOT, check=False, capture_output=True, text=True
+    )
     if finished.returncode not in (0, 1):
         sys.exit(f"course grade ended with code {finished.returncode}: {finished.stderr.strip()}")
     return time.perf_counter() - start
 
 
-def time_nbgrader(lab: str, submissions: Path, folder: Path) -> float:
+def wrong_grades(out: Path, written: dict[str, tuple[str, str]]) -> list[str]:
+    """Return what is not as it must be in ``grades.csv``."""
+    with open(out / "grades.csv", newline="") as file:
+        rows = {row["student_id"]: row for row in csv.DictReader(file)}
+    problems = []
+    for student, (kind, question) in written.items():
+        row = rows[student]
+        full = row["score"] == row["max_score"]
+        if full != (kind == "right") or (kind == "blank" and float(row["score"])):
+            problems.append(f"{student} has {row['score']} of {row['max_score']} points")
+        elif kind == "attacker" and "mismatch" not in row["flags"]:
+            problems.append(f"{student} is not marked as a mismatch in {question}")
+    return problems
+
+
+def nbgrader_version(python: str) -> str:
+    """Return the version of nbgrader that this Python has, ``""`` if it has none."""
+    code = "import importlib.metadata as m; print(m.version('nbgrader'))"
+    return subprocess.run([python, "-c", code], check=False, capture_output=True, text=True).stdout.strip()
+
+
+def time_nbgrader(python: str, lab: str, submissions: Path, folder: Path) -> float:
     """Return the seconds of ``nbgrader autograde`` on the same notebooks."""
     source = folder / "source" / lab
     source.mkdir(parents=True)
@@ -66,7 +94,8 @@ def time_nbgrader(lab: str, submissions: Path, folder: Path) -> float:
         target.mkdir(parents=True)
         shutil.copy(path, target / f"{lab}.ipynb")
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    nbgrader = [sys.executable, "-m", "nbgrader"]
+    environment["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", "")])
+    nbgrader = [python, "-m", "nbgrader"]
     subprocess.run(
         [*nbgrader, "generate_assignment", lab],
         cwd=folder,
@@ -82,34 +111,47 @@ def time_nbgrader(lab: str, submissions: Path, folder: Path) -> float:
         capture_output=True,
         env=environment,
     )
-    return time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    graded = len(list((folder / "autograded").glob(f"*/{lab}/{lab}.ipynb")))
+    if graded != len(list(submissions.glob("*.ipynb"))):
+        print(f"nbgrader graded only {graded} of them")
+    return seconds
+
+
+def load() -> str:
+    """Return the load averages of the last 1, 5 and 15 minutes."""
+    return " ".join(f"{value:.1f}" for value in os.getloadavg()) if hasattr(os, "getloadavg") else "not known"
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lab", default="01_all_reduce")
-    parser.add_argument("--submissions", type=int, default=6)
+    parser.add_argument("--submissions", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--nbgrader", default=sys.executable, metavar="PYTHON", help="a Python that has nbgrader")
     chosen = parser.parse_args()
+    print(f"{chosen.submissions} submissions of {chosen.lab}, --jobs {chosen.jobs}, {os.cpu_count()} cores", flush=True)
+    print(f"load average before: {load()}", flush=True)
     with tempfile.TemporaryDirectory(prefix="course-") as name:
         folder = Path(name)
         submissions = folder / "in"
         submissions.mkdir()
-        write_submissions(submissions, chosen.lab, chosen.submissions)
-        whole = time_course(chosen.lab, submissions, folder / "out", chosen.jobs)
-        first_stage = time_course(chosen.lab, submissions, folder / "first", chosen.jobs, "--nbval-only")
-        rows = [("course grade", whole), ("course grade --nbval-only", first_stage)]
-        if importlib.util.find_spec("nbgrader"):
+        written = write_submissions(submissions, chosen.lab, chosen.submissions)
+        rows = [("course grade", time_course(chosen.lab, submissions, folder / "out", chosen.jobs))]
+        print(f"load average after course grade: {load()}", flush=True)
+        if found := nbgrader_version(chosen.nbgrader):
             (folder / "nbgrader").mkdir()
-            rows.append(("nbgrader autograde", time_nbgrader(chosen.lab, submissions, folder / "nbgrader")))
-    print(f"{chosen.submissions} submissions of {chosen.lab}, --jobs {chosen.jobs}")
+            seconds = time_nbgrader(chosen.nbgrader, chosen.lab, submissions, folder / "nbgrader")
+            rows.append((f"nbgrader {found} autograde", seconds))
+        problems = wrong_grades(folder / "out", written)
+    print(f"load average after: {load()}")
     for title, seconds in rows:
-        print(
-            f"{title:28} {seconds:7.1f} s  {60 * chosen.submissions / seconds:6.1f} a minute  ratio {seconds / rows[-1][1]:.2f}"
-        )
-    if len(rows) == 2:
+        ratio = f"  ratio {seconds / rows[-1][1]:.2f}" if len(rows) > 1 else ""
+        print(f"{title:28} {seconds:7.1f} s  {60 * chosen.submissions / seconds:6.1f} a minute{ratio}")
+    if len(rows) == 1:
         print("nbgrader is not installed, so there is nothing to compare with: pip install nbgrader")
+    print("the grades are right" if not problems else "WRONG GRADES: " + "; ".join(problems))
 
 
 if __name__ == "__main__":

@@ -143,9 +143,10 @@ print(*problems or ['closed'])
 """
 
 
-def main(description: str, inner: list[str] | Callable[[], int]) -> int:
+def main(description: str, inner: list[str] | Callable[[], int], parent: int = 0) -> int:
     """Run ``inner``, a command or a function, in the box; return its exit code, 125 if the box could not be made.
 
+    The box ends with the process ``parent``, by default the one that started this process.
     The calling process is not to be used for anything else afterwards: it belongs to the box's user and namespaces.
     """
     box = json.loads(description)
@@ -154,7 +155,7 @@ def main(description: str, inner: list[str] | Callable[[], int]) -> int:
     if "folder" not in box:
         return _run(box, inner)
     files = _files(box["folder"])
-    _make_namespaces(box)
+    _make_namespaces(box, parent or os.getppid())
     first = os.fork()
     if first == 0:
         guarded(lambda: _be_process_one(box, files, inner))
@@ -174,9 +175,8 @@ def guarded(work) -> None:
     os._exit(code if code is not None and code >= 0 else _SETUP_FAILED if code is None else 128 - code)
 
 
-def _make_namespaces(box: dict) -> None:
+def _make_namespaces(box: dict, parent: int) -> None:
     """Put this process into a user namespace of its own, and its children into namespaces for all the rest."""
-    parent = os.getppid()
     box["hidden"] = os.geteuid() == 0
     if box["hidden"]:  # only root can reach what is kept inside folders of root's
         _call("unshare", _NEWNS)

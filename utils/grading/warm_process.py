@@ -113,9 +113,10 @@ def serve(requests: socket.socket) -> None:
             continue
         if request is None:
             return
+        own = os.getpid()
         child = os.fork()
         if child == 0:
-            module_here("box").guarded(functools.partial(_be_child, request, handles))
+            module_here("box").guarded(functools.partial(_be_child, request, handles, own))
         for handle in handles:
             os.close(handle)
         send(requests, {"pid": child})
@@ -141,8 +142,10 @@ def preload(wanted: dict) -> None:
     tempfile.tempdir = None
 
 
-def _be_child(request: dict, handles: list[int]) -> int:
+def _be_child(request: dict, handles: list[int], parent: int) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that its files in /proc are its own
     null = os.open(os.devnull, os.O_RDWR)
     output = handles[1] if len(handles) > 1 else null
     for standard, handle in enumerate((null, output, output)):
@@ -150,7 +153,7 @@ def _be_child(request: dict, handles: list[int]) -> int:
     keep_only({0, 1, 2, handles[0]})
     settle(request["env"])
     work = {"nbval": _nbval, "worker": _worker}[request["kind"]]
-    return module_here("box").main(request["box"], functools.partial(work, request, handles[0]))
+    return module_here("box").main(request["box"], functools.partial(work, request, handles[0]), parent)
 
 
 def keep_only(handles: set[int]) -> None:
