@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from utils.widgets.all_reduce import compare_algorithms, ring_steps
 from utils.widgets.all_reduce_algorithms import SIZES, WORLD_SIZES
+from utils.widgets.pipeline import explore_schedules
 from utils.widgets.tensor import cut_matrices, layer_time
 from utils.widgets.tensor_time import HIDDENS, TENSORS
 from utils.widgets.zero import SIZES as MODEL_SIZES
@@ -33,6 +34,10 @@ WIDGETS = [
     ("cut_matrices, wider, t", cut_matrices(example="wider", activation="gelu"), "tensor", (1, 2, 4)),
     ("layer_time, h", layer_time(), "hidden", HIDDENS),
     ("layer_time, t", layer_time(), "tensor", TENSORS),
+    ("explore_schedules, t", explore_schedules(), "time", range(34)),
+    ("explore_schedules, m", explore_schedules(), "micro_batches", range(1, 33)),
+    ("explore_schedules, T_F", explore_schedules("zb-h1", "zb-h2"), "forward", [0.25 * each for each in range(17)]),
+    ("... p = 8, m = 32, v = 4, t", explore_schedules("interleaved 1f1b", "zb-v", 8, 32, 4), "time", range(102)),
 ]
 
 

@@ -5,6 +5,7 @@
 """
 
 from utils.widgets.pipeline_picture import draw_schedule
+from utils.widgets.pipeline_run import ScheduleRun, measure_schedule
 from utils.widgets.pipeline_schedules import draw_schedules, explore_schedules, schedules_sentence
 
-__all__ = ["draw_schedule", "draw_schedules", "explore_schedules", "schedules_sentence"]
+__all__ = ["ScheduleRun", "draw_schedule", "draw_schedules", "explore_schedules", "measure_schedule", "schedules_sentence"]

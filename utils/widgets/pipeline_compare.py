@@ -3,7 +3,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.collections import PolyCollection
-from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -77,8 +76,7 @@ def draw_comparison(figure, simulations, recordings, memory: Memory):
             if memory.now is not None:
                 grey_after(axes, memory.now, ranks, top)
         _draw_heads(axes, memory)
-        figure.legend(handles=_legend(simulations, recordings, memory), handler_map={tuple: HandlerTuple(None, pad=0)},
-                      loc="upper left", bbox_to_anchor=(0.003, 0.995), **LEGEND)
+        figure.legend(handles=_legend(simulations, recordings, memory), loc="upper left", bbox_to_anchor=(0.003, 0.995), **LEGEND)
     return figure
 
 
@@ -117,7 +115,7 @@ def _draw_beside(axes, simulation, memory, most, top):
 def _draw_heads(axes, memory):
     """Name the columns, below them: above are the titles."""
     for x, text, side in ((_BARS[0], "held\nat most" if memory.now is None else "held at t,\nat most", "left"),
-                          (_SENDS, "messages\nsent", "center")):
+                          (1.38, "messages\nsent", "right")):
         axes.annotate(text, (x, 0), (0, -6), xycoords="axes fraction", textcoords="offset points", ha=side, va="top",
                       fontsize=8, linespacing=1.1)
 
@@ -127,4 +125,4 @@ _OVER = {"facecolor": style.INK, "edgecolor": "none"}
 
 def _legend(simulations, recordings, memory):
     recording = next((each for each in recordings if each is not None), None)
-    return legend_handles(simulations, recording) + ([Patch(**_OVER, label="over the limit")] if memory.limit else [])
+    return legend_handles(simulations, recording) + ([Patch(**_OVER, label="over limit")] if memory.limit else [])

@@ -69,13 +69,14 @@ def _draw(axes, simulation, title, measured, recording, now, end, unit, legend):
     axes.set_xlabel(f"time ({unit})", labelpad=1)
     title = schedule_title(simulation) if title is None else title
     points = axes.get_window_extent().width / axes.figure.dpi * 72
-    axes.set_title(title, pad=18 if legend else 5, fontsize=min(10, points / (0.63 * max(1, len(title)))))
+    axes.set_title(title, loc="left", pad=18 if legend else 5, fontsize=min(10, points / (0.63 * max(1, len(title)))))
     if legend:
-        axes.legend(handles=legend_handles([simulation], recording), handler_map={tuple: HandlerTuple(None, pad=0)},
-                    **LEGEND, loc="lower left", bbox_to_anchor=(0, 1))
+        axes.legend(handles=legend_handles([simulation], recording, measured), loc="lower left", bbox_to_anchor=(0, 1), **LEGEND)
 
 
-LEGEND = {"ncols": 8, "handlelength": 1.2, "handletextpad": 0.5, "columnspacing": 1.2, "borderaxespad": 0.3, "fontsize": 7.5}
+LEGEND = {"ncols": 8, "handlelength": 1.2, "handletextpad": 0.5, "columnspacing": 1.0, "borderaxespad": 0.3, "fontsize": 7.5,
+          "handler_map": {tuple: HandlerTuple(None, pad=0)}}
+"""Keyword arguments for a legend of `legend_handles` in one row."""
 
 
 def schedule_title(simulation: Simulation) -> str:
@@ -220,32 +221,28 @@ def _ink_on(face):
     return style.INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.45 else "white"
 
 
-def legend_handles(simulations, recording=None) -> list:
+def legend_handles(simulations, recording=None, measured: bool = False) -> list:
     """What the colours and shades of these pictures mean."""
     kinds = {action.kind for each in simulations for row in each.timeline for action in row}
-    handles = []
-    for kind, label in KIND_LABELS.items():
-        if kind in kinds:
-            faces = ["backward", "weight gradient"] if kind == BACKWARD else [COLOUR_NAMES[kind]]
-            handles.append(_side_by_side([mixed(face, 0.5) for face in faces], label))
+    look = style.measured if measured else style.theory
+    handles = [_side_by_side([look(name) for name in (COLOUR_NAMES[kind], "weight gradient")[:len(kind)]], label)
+               for kind, label in KIND_LABELS.items() if kind in kinds]
     chunks = max(each.schedule.chunks for each in simulations)
     if chunks > 1:
-        faces = [mixed("forward", strength) for strength in chunk_strengths(chunks)]
-        handles.append(_side_by_side(faces, f"chunk 0 to {chunks - 1}"))
+        shades = [{"facecolor": mixed("forward", strength)} for strength in chunk_strengths(chunks, measured)]
+        handles.append(_side_by_side(shades, f"chunk 0 to {chunks - 1}"))
     handles.append(Patch(**style.idle(), label="idle"))
     if recording is not None:
         handles.append(Patch(**style.measured("forward"), label="measured"))
     return handles
 
 
-def _side_by_side(faces, label):
-    """One legend entry of several colours."""
-    patches = tuple(Patch(facecolor=face, edgecolor="none") for face in faces)
-    return _Entry(patches, label)
+def _side_by_side(looks, label):
+    return _Entry((Patch(**look) for look in looks), label)
 
 
 class _Entry(tuple):
-    """A tuple of patches that has a label, as `legend(handles=…)` asks for."""
+    """One entry of several patches; `legend` asks its handles for their label."""
 
     def __new__(cls, patches, label):
         entry = super().__new__(cls, patches)

@@ -39,7 +39,7 @@ def explore_schedules(schedule: str = "1f1b", other: str = "gpipe", pipeline: in
     names = [(name_text(name), name) for name in SCHEDULES]
     controls = {
         "schedule": ipywidgets.Dropdown(value=schedule, options=names, description="schedule"),
-        "other": ipywidgets.Dropdown(value=other, options=[*names, NOTHING], description="and"),
+        "other": ipywidgets.Dropdown(value=other, options=[*names, (NOTHING, NOTHING)], description="and"),
         "pipeline": ipywidgets.IntSlider(pipeline, 2, MOST_RANKS, description="p ranks"),
         "micro_batches": ipywidgets.IntSlider(micro_batches, 1, MOST_MICRO_BATCHES, description="m"),
         "chunks": ipywidgets.IntSlider(chunks, 1, MOST_CHUNKS, description="v chunks"),
@@ -110,7 +110,7 @@ def schedules_sentence(schedule="1f1b", other="gpipe", pipeline=4, micro_batches
         parts.append(_who_breaks(shown.values(), memory))
     if memory.now is not None:
         moments = "; ".join(f"{name_text(name)} {', '.join(doing_at(simulation, time))}" for name, simulation in shown.items())
-        parts.append(f"at t = {time:g}, from rank 0 on: {moments}")
+        parts.append(f"at t = {time:.4g}, from rank 0 on: {moments}")
     measured = [(name, simulation, run) for name, simulation in shown.items()
                 if (run := last_run(runs, _state(name, pipeline, micro_batches, chunks, costs)))]
     if measured:
@@ -225,12 +225,19 @@ def _who_breaks(simulations, memory):
     for simulation in simulations:
         over = [rank for rank, peak in enumerate(memory.peaks(simulation)) if peak > memory.limit + 1e-9]
         if over:
-            ranks = "all ranks" if len(over) == simulation.schedule.pipeline else f"rank{'s' * (len(over) > 1)} {_listed(over)}"
-            clauses.append(f"{ranks} of {name_text(simulation.schedule.name)}")
+            clauses.append(f"{_ranks_text(over, simulation.schedule.pipeline)} of {name_text(simulation.schedule.name)}")
     limit = f"the limit of {memory.limit} micro-batch{'es' * (memory.limit > 1)}"
     if not clauses:
         return f"no rank breaks {limit}"
     return f"{' and '.join(clauses)} break{'s' * (len(clauses) == 1 and clauses[0].startswith('rank '))} {limit}"
+
+
+def _ranks_text(ranks, pipeline):
+    if len(ranks) == pipeline:
+        return "all ranks"
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
 
 
 def _what_was_measured(measured, transfer):
