@@ -67,7 +67,7 @@ class SharedHeads(ParallelStyle):
         self.kv_heads = kv_heads
 
     def _apply(self, module, device_mesh):
-        def hold_whole(name, module, mesh):
+        def hold_whole(_, module, mesh):
             for name, parameter in module.named_parameters(recurse=False):
                 module.register_parameter(name, Parameter(distribute_tensor(parameter, mesh, [Replicate()])))
 
