@@ -67,7 +67,7 @@ bench: $(READY_TEST)  ## measure: prints every benchmark's figures
 	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
 
 peers: build/peers/megatron  ## compare the layers with Megatron's own (installed apart, into build/peers; not in make test)
-	PYTHONPATH=build/peers $(PY) -m pytest tests/peers
+	PYTHONPATH=build/peers $(PY) -m pytest tests/peers/test_megatron.py
 
 build/peers/megatron: $(READY_TEST)
 	$(PY) -m pip install --quiet $(PIP_ARGS) --upgrade --no-deps --target build/peers "$(MEGATRON)"
