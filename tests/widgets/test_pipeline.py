@@ -136,9 +136,9 @@ def test_the_first_state_is_gpipe_against_1f1b():
     frame = explore_schedules()
     assert frame.preset.value == "1F1B and GPipe"
     assert frame.text == (
-        "1F1B on 4 ranks, m = 8: the step takes 33, bubble 27 % of the step, 38 % of the work; the ranks hold at most 4, 3, 2 "
-        "and 1 micro-batches and send 8 to 16 messages each · GPipe: the step takes 33, bubble 27 % of the step, 38 % of the "
-        "work; its ranks hold at most 8 micro-batches and send 8 to 16 messages each")
+        "1F1B on 4 ranks, m = 8: the step takes 33, bubble 27 % of the step, 38 % of the work; a rank holds at most 4, 3, 2 "
+        "and 1 micro-batches, sends 8 to 16 messages · GPipe: the step takes 33, bubble 27 % of the step, 38 % of the "
+        "work; a rank holds at most 8 micro-batches, sends 8 to 16 messages")
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -149,10 +149,12 @@ def test_the_sentence_says_theorys_values(name, before_weight):
     assert f"{name_text(name)} on 4 ranks, m = 8: the step takes {simulation.span_time:.5g}" in text
     rate, over_ideal = percent_text(simulation.bubble_rate), percent_text(simulation.bubble_over_ideal)
     assert f"bubble {rate} of the step, {over_ideal} of the work" in text
+    shifted = simulation.total_time > simulation.span_time + 1e-9
+    assert (f"({simulation.total_time:.5g} in all: they are shifted)" in text) == shifted
     peaks = [f"{peak:.3g}" for peak in simulation.peak_memory(1, before_weight)]
     held = peaks[0] if len(set(peaks)) == 1 else f"{', '.join(peaks[:-1])} and {peaks[-1]}"
-    assert f"hold at most {held} micro-batch" in text
-    assert f"send {simulation.messages_sent.min()} to {simulation.messages_sent.max()} messages each" in text
+    assert f"a rank holds at most {held} micro-batch" in text
+    assert f"sends {simulation.messages_sent.min()} to {simulation.messages_sent.max()} messages" in text
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -163,6 +165,13 @@ def test_what_is_held_at_a_moment_peaks_where_theory_says(name, before_weight):
     over_time = np.array([memory.held(simulation, moment) for moment in moments])
     assert over_time.max(axis=0) == pytest.approx(memory.peaks(simulation))
     assert memory.held(simulation, simulation.total_time) == pytest.approx(np.zeros(4))
+
+
+def test_activations_are_held_until_the_backward_that_needs_them_ends():
+    held = [list(Memory().held(simulated("1f1b", 2, 2), time)) for time in (0, 1, 2.5, 3, 6.5, 7, 8.5, 9)]
+    assert held == [[1, 0], [2, 1], [2, 1], [2, 1], [1, 1], [1, 0], [1, 0], [0, 0]]
+    one = simulated("zb-h1", 1, 1)
+    assert [Memory(0.25).held(one, time)[0] for time in (0.5, 1.5, 2.5, 3)] == [1, 1, 0.25, 0]
 
 
 def test_each_rank_says_what_it_does():

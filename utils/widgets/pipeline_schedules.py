@@ -56,14 +56,17 @@ def explore_schedules(schedule: str = "1f1b", other: str = "gpipe", pipeline: in
                  presets=PRESETS, extras=[play])
 
 
+_EQUAL = {"forward": 1, "backward_input": 1, "backward_weight": 1, "transfer": 0}
 PRESETS = {
-    "1F1B and GPipe": {"schedule": "1f1b", "other": "gpipe", "pipeline": 4, "micro_batches": 8},
-    "two chunks on each rank": {"schedule": "interleaved 1f1b", "other": "1f1b", "pipeline": 4, "micro_batches": 8, "chunks": 2},
-    "ZB-H1 and ZB-H2": {"schedule": "zb-h1", "other": "zb-h2", "pipeline": 4, "micro_batches": 8},
-    "DualPipe, 20 micro-batches": {"schedule": "dualpipe", "other": NOTHING, "pipeline": 8, "micro_batches": 20},
-    "V shapes: ZB-V and DualPipeV": {"schedule": "zb-v", "other": "dualpipe-v", "pipeline": 4, "micro_batches": 10},
-    "slow transfers, four chunks": {"schedule": "interleaved 1f1b", "other": "1f1b", "pipeline": 4, "micro_batches": 8,
-                                    "chunks": 4, "transfer": 0.5},
+    "1F1B and GPipe": {"schedule": "1f1b", "other": "gpipe", "pipeline": 4, "micro_batches": 8, **_EQUAL},
+    "two chunks on each rank":
+        {"schedule": "interleaved 1f1b", "other": "1f1b", "pipeline": 4, "micro_batches": 8, "chunks": 2, **_EQUAL},
+    "four chunks, slow transfers":
+        {"schedule": "interleaved 1f1b", "other": "1f1b", "pipeline": 4, "micro_batches": 8, "chunks": 4, **_EQUAL,
+         "transfer": 0.5},
+    "ZB-H1 and ZB-H2": {"schedule": "zb-h1", "other": "zb-h2", "pipeline": 4, "micro_batches": 8, **_EQUAL},
+    "V shapes: ZB-V and DualPipeV": {"schedule": "zb-v", "other": "dualpipe-v", "pipeline": 4, "micro_batches": 10, **_EQUAL},
+    "DualPipe, 20 micro-batches": {"schedule": "dualpipe", "other": NOTHING, "pipeline": 8, "micro_batches": 20, **_EQUAL},
 }
 
 
@@ -99,8 +102,8 @@ def schedules_sentence(schedule="1f1b", other="gpipe", pipeline=4, micro_batches
     """The step's time, the bubble by both ways of counting, what is held and sent, and what real ranks measured.
 
     >>> print(schedules_sentence(other="nothing"))
-    1F1B on 4 ranks, m = 8: the step takes 33, bubble 27 % of the step, 38 % of the work; the ranks hold at most \
-4, 3, 2 and 1 micro-batches and send 8 to 16 messages each
+    1F1B on 4 ranks, m = 8: the step takes 33, bubble 27 % of the step, 38 % of the work; a rank holds at most \
+4, 3, 2 and 1 micro-batches, sends 8 to 16 messages
     """
     costs = _costs(forward, backward_input, backward_weight, transfer)
     shown = _shown(schedule, other, pipeline, micro_batches, chunks, costs)
@@ -199,9 +202,11 @@ def doing_at(simulation: Simulation, time: float) -> list[str]:
     """
     doing = []
     for row in simulation.timeline:
-        now = [str(Action(action.kind, action.micro_batch, action.chunk)) for action in row if action.start <= time < action.end]
-        state = "not yet" if time < row[0].start else "done" if time >= row[-1].end else "waits"
-        doing.append(" & ".join(now) or state)
+        now = next((action for action in row if action.start <= time < action.end), None)
+        if now:
+            doing.append(str(Action(now.kind, now.micro_batch, now.chunk)))
+        else:
+            doing.append("not yet" if time < row[0].start else "done" if time >= row[-1].end else "waits")
     return doing
 
 
@@ -212,12 +217,12 @@ def _what_it_takes(simulation, memory, first):
     where = f" on {schedule.pipeline} ranks, m = {schedule.micro_batches}" if first else ""
     shifted = ""
     if simulation.total_time - simulation.span_time > 1e-9:
-        shifted = f" (each rank: they are shifted, and {simulation.total_time:.5g} pass in all)"
+        shifted = f" on each rank ({simulation.total_time:.5g} in all: they are shifted)"
     peaks = [f"{peak:.3g}" for peak in memory.peaks(simulation)]
     what = "micro-batch" if set(peaks) == {"1"} else "micro-batches"
     messages = f"{' to '.join(map(str, dict.fromkeys((sent[0], sent[-1]))))} message{'s' * (sent[-1] > 1)}"
     return (f"{name_text(schedule.name)}{where}: the step takes {simulation.span_time:.5g}{shifted}, {bubble_text(simulation)}; "
-            f"{'the' if first else 'its'} ranks hold at most {_listed(peaks)} {what} and send {messages} each")
+            f"a rank holds at most {_listed(peaks)} {what}, sends {messages}")
 
 
 def _who_breaks(simulations, memory):
