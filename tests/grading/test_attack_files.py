@@ -24,8 +24,8 @@ from utils.grading.student import Student
 from utils.grading.verify import cases_from_checks
 
 from . import corpus
+from .grading_run import grade, table
 from .test_attacks import VERIFY
-from .test_class import grade, table
 from .test_graft import LAB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -199,7 +199,7 @@ def test_ranks_cannot_fill_the_graders_memory(server, monkeypatch):
 def test_an_empty_array_is_not_close_to_everything(server):
     source = (
         "import torch, torch.distributed as dist\ndef server_round(weights, gradient, learning_rate):\n"
-        "    weights.data = torch.empty(0, len(weights), dtype=weights.dtype)\n"
+        "    weights.data = torch.empty(0, weights.shape[-1], dtype=weights.dtype)\n"
         "    if dist.get_rank():\n        gradient(weights)\n"
         "def elements_through_server(p, w):\n    return 0\ndef elements_through_ring_rank(p, n):\n    return 0\n"
     )

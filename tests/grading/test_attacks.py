@@ -23,7 +23,7 @@ from utils.grading.release import release
 from . import attacks, corpus
 from .attacks import BY_NOTEBOOK, BY_OWN_TEST
 from .course_fixture import write_course
-from .test_class import grade
+from .grading_run import grade
 
 BOXED = box.level()[0] == "userns"
 ROWS = 51

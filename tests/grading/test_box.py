@@ -23,6 +23,7 @@ def inside(tmp_path: Path, code: str, *arguments: str, **options) -> subprocess.
         tmp_path.chmod(0o755)
     for name in ("work", "secret", "public"):
         (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / "public").chmod(0o777)  # the box keeps even what everybody may write
     (tmp_path / "work" / "lab.txt").write_text("the lab")
     (tmp_path / "secret" / "solution.txt").write_text("the solution")
     (tmp_path / "secret" / "shown").mkdir(exist_ok=True)

@@ -1,7 +1,6 @@
 """A whole class in one run: every case of the corpus gets what its name says."""
 
 import argparse
-import csv
 import hashlib
 import html.parser
 import json
@@ -18,6 +17,7 @@ from utils.grading.release import release
 
 from . import corpus
 from .course_fixture import write_course
+from .grading_run import grade, table
 from .test_graft import LAB
 
 VERIFY = """
@@ -52,34 +52,6 @@ def course_with_verify(root: Path) -> Path:
     (root / "solutions" / "verify").mkdir()
     (root / "solutions" / "verify" / "01_tiny.py").write_text(VERIFY)
     return release(solution, execute=False).path
-
-
-def grade(root: Path, lab: Path, submissions: Path, out: Path, *more: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_grade_arguments(parser)
-    return run_grade(
-        parser.parse_args(
-            [
-                str(lab),
-                str(submissions),
-                "-o",
-                str(out),
-                "--root",
-                str(root),
-                "--jobs",
-                "2",
-                "--cell-timeout",
-                "4",
-                "--i-know",
-                *more,
-            ]
-        )
-    )
-
-
-def table(out: Path) -> dict[str, dict[str, str]]:
-    with open(out / "grades.csv", newline="") as file:
-        return {row["student_id"]: row for row in csv.DictReader(file)}
 
 
 def tree(folder: Path) -> dict[str, str]:

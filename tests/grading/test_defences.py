@@ -1,6 +1,8 @@
 """What each defence is for: with it switched off, the attack that it stops succeeds."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from utils.checks import all_reduce
-from utils.grading import gradebook, outputs, sandbox
+from utils.grading import box, gradebook, outputs, sandbox
 from utils.grading.messages import StudentError
 from utils.grading.nbval_stage import run_nbval
 from utils.grading.sandbox import choose
@@ -20,7 +22,7 @@ from utils.grading.verify import cases_from_checks
 from . import attacks, corpus, test_attacks
 from .attacks import BY_NOTEBOOK
 from .course_fixture import write_course
-from .test_attacks import Graded, needs_box
+from .test_attacks import BOXED, Graded, needs_box
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
@@ -114,11 +116,21 @@ def test_the_box_has_no_service_of_the_machine_and_no_terminal_but_its_own(tmp_p
     walls, _ = choose("userns", ROOT)
     (tmp_path / "work").mkdir()
     command = walls.wrap([sys.executable, "-S", "-c", INSIDE], tmp_path / "work")
+    somebodys = os.openpty()  # there is at least one terminal outside
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    for handle in somebodys:
+        os.close(handle)
     kept = {"/" + place.split("/")[1] for place in walls.keep} | {"/" + str(tmp_path).split("/")[1]}
     said = json.loads(ran.stdout)
     assert (said["terminals"], said["own terminal"], said["first to go"]) == (["ptmx"], "/dev/pts/0", "1000")
     assert set(said["data"]) <= kept
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="nothing to ask")
+def test_a_box_is_made_where_the_system_allows_one():
+    """Without this a box that does not work would only skip its tests."""
+    asked = subprocess.run(["unshare", "-Urmnpif", "true"], capture_output=True, text=True, check=False)
+    assert (asked.returncode == 0) == BOXED, asked.stderr or box.level()
 
 
 def test_text_for_a_terminal_holds_no_commands_for_it():
