@@ -10,4 +10,5 @@ probes       what runs on the far side of the boundary: makes tensors and models
 all_reduce   lab 01
 zero         lab 02
 tensor       lab 03
+pipeline     lab 04
 """

@@ -1,0 +1,41 @@
+"""Rank 0 does W0 before B0.
+
+W uses a gradient that has not come.
+"""
+
+def zb_h1_order(ranks, micro_batches):
+    """For each rank a list of (kind, micro-batch) with kinds F, B and W: 1F1B whose last W's fill the bubble."""
+    orders = []
+    for rank in range(ranks):
+        ahead = min(ranks - 1 - rank, micro_batches)
+        order = [("F", i) for i in range(ahead)]
+        for i in range(micro_batches):
+            if ahead + i < micro_batches:
+                order.append(("F", ahead + i))
+            if i >= rank:
+                order.append(("W", i - rank))
+            order.append(("B", i))
+        order += [("W", i) for i in range(max(0, micro_batches - rank), micro_batches)]
+        orders.append(order)
+    return orders
+
+
+class SplitLinear(torch.autograd.Function):
+    """y = x · weightᵀ; backward gives the gradient of x and puts off that of the weight."""
+
+    @staticmethod
+    def forward(ctx, x, weight, put_off):
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.put_off = weight, put_off
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,), weight = ctx.saved_tensors, ctx.weight
+
+        def weight_part():
+            part = gradient.flatten(0, -2).T @ x.flatten(0, -2)
+            weight.grad = part if weight.grad is None else weight.grad + part
+
+        ctx.put_off(weight_part)
+        return gradient @ weight, None, None
