@@ -171,7 +171,7 @@ def misuse(what):
 @pytest.mark.parametrize("what, sentence", [
     ("ranks", "The schedule is for 3 ranks, but there are 2"),
     ("chunks", "1 chunks on each rank, but 2 modules"),
-    ("dualpipe", "dualpipe needs two copies of each stage"),
+    ("dualpipe", "DualPipe feeds micro-batches in at both ends"),
     ("incomplete", "exactly one B"),
     ("inputs", "needs the (inputs|targets) of 4 micro-batches, but got none"),
     ("order", "Rank 1 shall do BW0 before the forward of micro-batch 0"),

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from utils.parallel.pipeline_limits import refuse_what_does_not_run
 from utils.parallel.weight_gradients import WeightGradients
 from utils.ranks.rank import span
 from utils.theory.pipeline import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Schedule, check_complete
@@ -185,10 +186,7 @@ def _mark(action):
 def _check(schedule, chunks, group):
     check_complete(schedule)
     n, p, v = dist.get_world_size(group), schedule.pipeline, schedule.chunks
-    if schedule.placement == "bidirectional":
-        raise ValueError(f"{schedule.name} needs two copies of each stage; this executor holds one. Try zb-v or dualpipe-v.")
-    if any(action.paired for row in schedule.ranks for action in row):
-        raise ValueError(f"{schedule.name} runs a forward and a backward at once; this executor does one after the other.")
+    refuse_what_does_not_run(schedule)
     if n != p:
         raise ValueError(f"The schedule is for {p} ranks, but there are {n}.")
     if len(chunks) != v:

@@ -3,7 +3,11 @@ import json
 
 from utils.palette import COLOURS
 
-_SPAN_COLOURS = {"update": COLOURS["optimizer state"], "optimizer": COLOURS["optimizer state"], **COLOURS}
+_SPAN_COLOURS = {
+    "update": COLOURS["optimizer state"], "optimizer": COLOURS["optimizer state"],
+    "F": COLOURS["forward"], "B": COLOURS["backward"], "BW": COLOURS["backward"], "W": COLOURS["weight gradient"],
+    **COLOURS,
+}
 
 
 def draw_timeline(run, ax=None):

@@ -2,6 +2,7 @@
 from dataclasses import dataclass
 
 from utils import launch
+from utils.parallel.pipeline_limits import refuse_what_does_not_run
 from utils.theory.pipeline import Costs, Schedule, Simulation, simulate
 
 MOST_SECONDS, UNIT_SECONDS = 8.0, 0.06
@@ -55,18 +56,6 @@ def measure_schedule(schedule: Schedule, costs: Costs, state: tuple = ()) -> Sch
     run = launch(sleep_through, schedule, unit, costs, world_size=schedule.pipeline, timeout=60 + 4 * MOST_SECONDS,
                  echo=False, cluster=cluster)
     return ScheduleRun(state, unit, recorded(run, schedule, unit))
-
-
-def refuse_what_does_not_run(schedule: Schedule) -> None:
-    """Raise ValueError with a sentence for schedules that utils.parallel.pipeline only draws."""
-    if schedule.placement == "bidirectional":
-        raise ValueError("DualPipe feeds micro-batches in at both ends, so every rank holds two different stages, each a copy of "
-                         "one that another rank holds too, and the copies' gradients must be added up. The executor of this "
-                         "course holds one copy of each stage: DualPipe is drawn, but does not run. ZB-V does.")
-    if any(action.paired for row in schedule.ranks for action in row):
-        raise ValueError("DualPipeV runs a forward and a backward at the same time, so that the sending of one hides behind the "
-                         "computing of the other. The executor of this course does one action after the other: DualPipeV is "
-                         "drawn, but does not run. ZB-V does.")
 
 
 def last_run(runs, state: tuple) -> ScheduleRun | None:
