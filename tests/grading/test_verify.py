@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
+from utils.checks import all_reduce
 from utils.grading import box, sandbox
 from utils.grading import student as student_module
 from utils.grading.messages import StudentError
@@ -383,6 +384,36 @@ def test_a_rank_does_not_hold_the_inputs_of_others(student):
     }
     assert "TypeError" in student.probe(["adds_what_it_finds"], inputs)["error"]["message"]
     assert doctest.testmod(student_module).failed == 0
+
+
+WHOLE_BATCH = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+
+def broadcast_model(model):
+    pass
+
+def data_parallel_step(model, loss_fn, optimizer, inputs, targets, batch_size):
+    batch = sys._getframe(1).f_locals["batch"]
+    optimizer.zero_grad()
+    loss_fn(model(torch.from_numpy(batch["x"])), torch.from_numpy(batch["y"])).backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad.clone().contiguous())
+    optimizer.step()
+"""
+
+
+def test_a_rank_cannot_train_on_the_whole_batch_alone(server):
+    """The probe's frame holds the batch: a step of one process on it would look like a data-parallel one."""
+    student = Student(server, [["q4-answer", WHOLE_BATCH, True]], ROOT)
+    (case,) = [
+        one
+        for one in cases_from_checks(all_reduce)["q4"](student, np.random.default_rng(2))
+        if one.name == "equal parts"
+    ]
+    with pytest.raises(AssertionError, match="q4|differ|rank|Rank|parameter"):
+        case.run()
 
 
 def test_a_lab_without_cases_has_no_verifier(tmp_path):

@@ -53,7 +53,7 @@ def _train(call, world_size, state, batches, weight_decay=0.0):
     given = f"{world_size} ranks with {', '.join(map(str, sizes))} samples of a batch of {sum(sizes)}"
     outputs = outputs_of(
         call, "all_reduce.train", world_size, given,
-        state=state, batches=batches, learning_rate=LEARNING_RATE, weight_decay=weight_decay,
+        state=state, row_batches=batches, learning_rate=LEARNING_RATE, weight_decay=weight_decay,
     )  # fmt: skip
     return outputs, given
 
@@ -262,7 +262,7 @@ def _overlap(call, seed):
     given = f"{world_size} ranks, {_LAYERS} layers, the last one's weight is the first one's"
     outputs = outputs_of(
         call, "all_reduce.overlap", world_size, given,
-        weights=weights, batches=batches, bucket_bytes=_BUCKET_BYTES, seconds=_SECONDS,
+        weights=weights, row_batches=batches, bucket_bytes=_BUCKET_BYTES, seconds=_SECONDS,
     )  # fmt: skip
     calls_only_in(outputs, range(2), given)
     buckets = make_buckets(trainable_parameters(chain), _BUCKET_BYTES)

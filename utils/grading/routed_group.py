@@ -36,6 +36,9 @@ A probe (:mod:`utils.checks.probes`) makes groups and meshes as it would anywher
 student's: what the probe calls must be in ``MAY_CALL`` too.  What a check sees of each call is described in
 :mod:`utils.checks.boundary`; ``peer`` is a global rank, and ``ranks`` holds the global ranks of the call's group.
 
+A rank gets only its own part of what lies under the keys ``arrays`` and ``states`` (lists with an entry for each rank) and
+``row_batches`` (arrays whose rows are cut as ``torch.tensor_split`` does): inputs that it must ask others for belong there.
+
 Calls with ``async_op=True`` are sent at once and matched when the last member has made them; ``waited`` is when the
 rank began to wait, or ``None``.  ``get_future`` waits.  A student's threads may not communicate at the same time.
 """

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from nbformat import NotebookNode
 
@@ -28,6 +29,7 @@ from utils.grading.warm_process import VERIFY_MODULES
 CALL_SECONDS = 10.0
 START_SECONDS = 30.0
 PER_RANK = ("arrays", "states")
+PER_ROWS = "row_batches"
 
 
 @dataclass(frozen=True)
@@ -200,12 +202,16 @@ class Student:
 
 
 def own_part(value: Any, rank: int, world_size: int) -> Any:
-    """Return ``value`` without what is meant for other ranks: entries of lists under the keys in ``PER_RANK``.
+    """Return ``value`` without what is meant for other ranks.
 
-    A rank that held the others' inputs could add them up by itself and send anything.
+    That is what lists under the keys in ``PER_RANK`` have for them, and, in arrays below ``PER_ROWS``, the rows that
+    ``torch.tensor_split`` gives to them, which become zeros.  A rank that held the others' inputs could compute with them
+    by itself and send anything.
 
     >>> own_part({"arrays": [1, 2], "n": [3, 4]}, 1, 2)
     {'arrays': [None, 2], 'n': [3, 4]}
+    >>> own_part({"row_batches": [np.array([5, 6, 7])]}, 1, 2)
+    {'row_batches': [array([0, 0, 7])]}
     """
     if isinstance(value, list):
         return [own_part(item, rank, world_size) for item in value]
@@ -215,9 +221,21 @@ def own_part(value: Any, rank: int, world_size: int) -> Any:
     for key, inner in value.items():
         if key in PER_RANK and isinstance(inner, list) and len(inner) == world_size:
             parts[key] = [part if number == rank else None for number, part in enumerate(inner)]
+        elif key == PER_ROWS:
+            parts[key] = _own_rows(inner, rank, world_size)
         else:
             parts[key] = own_part(inner, rank, world_size)
     return parts
+
+
+def _own_rows(value: Any, rank: int, world_size: int) -> Any:
+    if isinstance(value, list):
+        return [_own_rows(item, rank, world_size) for item in value]
+    if isinstance(value, dict):
+        return {key: _own_rows(item, rank, world_size) for key, item in value.items()}
+    own, rows = np.zeros_like(value), np.array_split(np.arange(len(value)), world_size)[rank]
+    own[rows] = value[rows]
+    return own
 
 
 def boundary_calls(calls: Iterable[Call], marks: Iterable[Mark]) -> list[dict]:

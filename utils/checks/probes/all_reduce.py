@@ -76,15 +76,15 @@ def broadcast(broadcast_model, _step, states):
     return state_of(net)
 
 
-def train(_broadcast_model, data_parallel_step, state, batches, learning_rate, weight_decay):
-    """Train on `batches`, a list of {"x": (B, 4), "y": (B, 2)}; return the state after each step.
+def train(_broadcast_model, data_parallel_step, state, row_batches, learning_rate, weight_decay):
+    """Train on `row_batches`, a list of {"x": (B, 4), "y": (B, 2)}; return the state after each step.
 
     All ranks start with `state` and get their part of each batch as `torch.tensor_split` cuts it.
     """
     net = net_with(state)
     optimizer = torch.optim.SGD(net.parameters(), lr=learning_rate, weight_decay=weight_decay)
     states = []
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(row_batches):
         x, y = (
             torch.from_numpy(batch[name]).tensor_split(dist.get_world_size())[dist.get_rank()]
             for name in "xy"
@@ -148,11 +148,11 @@ def chain_with(weights, seconds=0.0):
     return chain
 
 
-def overlap(_make_buckets, backward_with_overlap, weights, batches, bucket_bytes, seconds):
+def overlap(_make_buckets, backward_with_overlap, weights, row_batches, bucket_bytes, seconds):
     """Run one backward per batch; return the gradients after each, {name: array}, and the hooks that are left."""
     chain = chain_with(weights, seconds)
     gradients = []
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(row_batches):
         x = torch.from_numpy(batch).tensor_split(dist.get_world_size())[dist.get_rank()]
         chain.zero_grad()
         loss = chain(x).square().mean()
