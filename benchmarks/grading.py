@@ -8,13 +8,16 @@ right too, so the grades are looked at.
 """
 
 import argparse
+import contextlib
 import csv
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,16 +54,45 @@ def write_submissions(folder: Path, lab: str, count: int) -> dict[str, tuple[str
     return written
 
 
-def time_course(lab: str, submissions: Path, out: Path, jobs: int, *more: str) -> float:
-    """Return the seconds of ``course grade``."""
+@dataclass(frozen=True)
+class Spent:
+    """Seconds on the clock, and seconds of processor time of all processes together."""
+
+    wall: float
+    cpu: float
+
+
+class Stopwatch:
+    """Measures what happens between making it and :meth:`spent`."""
+
+    def __init__(self):
+        self._wall, self._cpu = time.perf_counter(), self._children()
+
+    def spent(self) -> Spent:
+        """Return what was spent since."""
+        wall, patience = time.perf_counter() - self._wall, time.monotonic() + 10
+        with contextlib.suppress(ChildProcessError):  # orphans count once they have been seen off
+            while time.monotonic() < patience:
+                if not os.waitpid(-1, os.WNOHANG)[0]:
+                    time.sleep(0.1)
+        return Spent(wall, self._children() - self._cpu)
+
+    @staticmethod
+    def _children() -> float:
+        used = os.times()
+        return used.children_user + used.children_system
+
+
+def time_course(lab: str, submissions: Path, out: Path, jobs: int) -> Spent:
+    """Return what ``course grade`` spends."""
     command = [sys.executable, "-m", "utils.cli", "grade", f"labs/{lab}.ipynb", str(submissions), "-o", str(out)]
-    start = time.perf_counter()
+    watch = Stopwatch()
     finished = subprocess.run(
-        [*command, "--jobs", str(jobs), *more], cwd=ROOT, check=False, capture_output=True, text=True
+        [*command, "--jobs", str(jobs)], cwd=ROOT, check=False, capture_output=True, text=True
     )
     if finished.returncode not in (0, 1):
         sys.exit(f"course grade ended with code {finished.returncode}: {finished.stderr.strip()}")
-    return time.perf_counter() - start
+    return watch.spent()
 
 
 def wrong_grades(out: Path, written: dict[str, tuple[str, str]]) -> list[str]:
@@ -84,8 +116,8 @@ def nbgrader_version(python: str) -> str:
     return subprocess.run([python, "-c", code], check=False, capture_output=True, text=True).stdout.strip()
 
 
-def time_nbgrader(python: str, lab: str, submissions: Path, folder: Path) -> float:
-    """Return the seconds of ``nbgrader autograde`` on the same notebooks."""
+def time_nbgrader(python: str, lab: str, submissions: Path, folder: Path) -> Spent:
+    """Return what ``nbgrader autograde`` spends on the same notebooks."""
     source = folder / "source" / lab
     source.mkdir(parents=True)
     shutil.copy(ROOT / "solutions" / f"{lab}.ipynb", source)
@@ -103,7 +135,7 @@ def time_nbgrader(python: str, lab: str, submissions: Path, folder: Path) -> flo
         capture_output=True,
         env=environment,
     )
-    start = time.perf_counter()
+    watch = Stopwatch()
     subprocess.run(
         [*nbgrader, "autograde", lab, "--ExecutePreprocessor.timeout=120"],
         cwd=folder,
@@ -111,11 +143,11 @@ def time_nbgrader(python: str, lab: str, submissions: Path, folder: Path) -> flo
         capture_output=True,
         env=environment,
     )
-    seconds = time.perf_counter() - start
+    spent = watch.spent()
     graded = len(list((folder / "autograded").glob(f"*/{lab}/{lab}.ipynb")))
     if graded != len(list(submissions.glob("*.ipynb"))):
         print(f"nbgrader graded only {graded} of them")
-    return seconds
+    return spent
 
 
 def load() -> str:
@@ -131,6 +163,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--nbgrader", default=sys.executable, metavar="PYTHON", help="a Python that has nbgrader")
     chosen = parser.parse_args()
+    if sys.platform == "linux":  # processes that outlive their parents become this one's children: their time counts
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     print(f"{chosen.submissions} submissions of {chosen.lab}, --jobs {chosen.jobs}, {os.cpu_count()} cores", flush=True)
     print(f"load average before: {load()}", flush=True)
     with tempfile.TemporaryDirectory(prefix="course-") as name:
@@ -142,13 +176,15 @@ def main() -> None:
         print(f"load average after course grade: {load()}", flush=True)
         if found := nbgrader_version(chosen.nbgrader):
             (folder / "nbgrader").mkdir()
-            seconds = time_nbgrader(chosen.nbgrader, chosen.lab, submissions, folder / "nbgrader")
-            rows.append((f"nbgrader {found} autograde", seconds))
+            spent = time_nbgrader(chosen.nbgrader, chosen.lab, submissions, folder / "nbgrader")
+            rows.append((f"nbgrader {found} autograde", spent))
         problems = wrong_grades(folder / "out", written)
     print(f"load average after: {load()}")
-    for title, seconds in rows:
-        ratio = f"  ratio {seconds / rows[-1][1]:.2f}" if len(rows) > 1 else ""
-        print(f"{title:28} {seconds:7.1f} s  {60 * chosen.submissions / seconds:6.1f} a minute{ratio}")
+    base = rows[-1][1]
+    for title, spent in rows:
+        ratio = f"  ratio {spent.wall / base.wall:.2f}, of cpu {spent.cpu / base.cpu:.2f}" if len(rows) > 1 else ""
+        each = spent.cpu / chosen.submissions
+        print(f"{title:28} {spent.wall:7.1f} s  cpu {spent.cpu:7.1f} s, {each:.1f} s a submission{ratio}")
     if len(rows) == 1:
         print("nbgrader is not installed, so there is nothing to compare with: pip install nbgrader")
     print("the grades are right" if not problems else "WRONG GRADES: " + "; ".join(problems))
