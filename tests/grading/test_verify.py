@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch._dynamo  # noqa: F401  an optimizer imports it, and it then makes a folder that stays
 
 from utils.checks import all_reduce
 from utils.grading import box, sandbox
