@@ -89,12 +89,13 @@ def one_process(stages, inputs, targets):
 
 
 def _expected(case, chosen=slice(None)):
-    stages = [
-        (lambda x, weight, bias=torch.from_numpy(bias): torch.tanh(x @ weight + bias), [weight])
-        for weight, bias in case["weights"]["arrays"]
-    ]
+    stages = [(_with_bias(bias), [weight]) for weight, bias in case["weights"]["arrays"]]
     loss, gradients = one_process(stages, case["inputs"]["arrays"][0][chosen], case["targets"]["arrays"][-1][chosen])
     return loss, [own[0] for own in gradients]
+
+
+def _with_bias(bias):
+    return lambda x, weight: torch.tanh(x @ weight + torch.from_numpy(bias))
 
 
 def _gradients(name):

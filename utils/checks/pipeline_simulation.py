@@ -95,7 +95,7 @@ def _check_action(rank, at, action, times, order, seconds, transfer, given):
     name = f"{kind}{i} on rank {rank}"
     if not math.isclose(end - start, seconds[kind]):
         raise wrong(f"{name} does not last as long as its kind takes.", given, end - start, seconds[kind])
-    free = times[rank, *order[rank][at - 1]][1] if at else 0.0
+    free = times[(rank, *order[rank][at - 1])][1] if at else 0.0
     neighbour = rank - 1 if kind == FORWARD else rank + 1
     arrived, sent = 0.0, None
     if 0 <= neighbour < len(order):
