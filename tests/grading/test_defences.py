@@ -15,6 +15,7 @@ from utils.checks import all_reduce
 from utils.grading import box, gradebook, outputs, sandbox
 from utils.grading.messages import StudentError
 from utils.grading.nbval_stage import run_nbval
+from utils.grading.release import release
 from utils.grading.sandbox import choose
 from utils.grading.student import Student
 from utils.grading.verify import cases_from_checks
@@ -87,6 +88,45 @@ def test_without_a_copy_for_each_run_one_student_ends_the_others(tmp_path, monke
     (attack,) = chosen("plants_code_in_the_course")
     run = Graded(tmp_path, [attack], "--sandbox", "none")
     assert run.rows["zoe"]["score"] == "0"
+
+
+ENDS_THE_GRADER = """
+import glob, os, signal
+for place in glob.glob('/proc/[0-9]*/cmdline'):
+    try:
+        words = open(place, 'rb').read().split(b'\\0')
+        if b'grade' in words and b'{root}' in words:
+            os.kill(int(place.split('/')[2]), signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("level", ["userns", "none"])
+def test_only_the_box_keeps_the_grader_alive(tmp_path, level):
+    """Row 22 to its end: nothing can save a process from its own account, and then nothing is written."""
+    if level == "userns" and not BOXED:
+        pytest.skip("no box on this machine")
+    lab = release(write_course(tmp_path), execute=False).path
+    (tmp_path / "in").mkdir()
+    code = ENDS_THE_GRADER.replace("{root}", str(tmp_path)) + corpus.WRONG
+    (tmp_path / "in" / "eve.ipynb").write_bytes(corpus.answers(code))
+    command = [
+        sys.executable,
+        "-m",
+        "utils.cli",
+        "grade",
+        str(lab),
+        str(tmp_path / "in"),
+        "-o",
+        str(tmp_path / "out"),
+    ]
+    command += ["--root", str(tmp_path), "--sandbox", level, "--i-know", "--nbval-only"]
+    (tmp_path / "tmp").mkdir()  # a grader that was ended leaves its folders
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=120, env=environment)
+    survived = level == "userns"
+    assert (ran.returncode == 0) == survived == (tmp_path / "out" / "grades.csv").exists(), ran.stderr
 
 
 PLANTS_ONE_FILE = "open('{root}/sitecustomize.py', 'w').write('')\n" + corpus.WRONG
