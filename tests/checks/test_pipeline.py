@@ -1,5 +1,7 @@
 """Lab 04's checks through a `call` of somebody else, with other seeds: what a grader does."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,7 @@ from utils.theory.pipeline import (
 )
 from utils.theory.pipeline import simulate as course_simulate
 
+LAB = Path(__file__).parents[2] / "labs" / "04_pipeline_bubbles.ipynb"
 SIZES = [(p, m) for p in range(1, 6) for m in range(1, 11)]
 
 
@@ -213,7 +216,7 @@ def test_a_watched_stage_counts_graphs_that_are_alive():
 
 
 def test_the_numbers_in_the_lab_s_text_are_the_course_s():
-    cells = read("labs/04_pipeline_bubbles.ipynb", NO_CONVERT).cells
+    cells = read(LAB, NO_CONVERT).cells
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     run = course_simulate(build("gpipe", 2, 2), Costs(1, 1, 1, communication=0.5))
     for rank, row in enumerate(run.timeline):

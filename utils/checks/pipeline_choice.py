@@ -135,7 +135,7 @@ def _fits_check(call, seed):
         if not _fits(tuple(came), ranks, batch, sample_bytes, limit_bytes):
             needed = activation_bytes(schedule, ranks, m, 0, batch // m * sample_bytes)
             raise wrong(
-                "choose returns None nowhere, or too late: nothing fits here." if best is None else
+                "Nothing fits here, and choose must say so with None." if best is None else
                 "What choose returns does not fit.", given, f"{tuple(came)}, which takes {needed:,.0f} bytes",
                 str(best), "every rank must have room, and rank 0 holds most",
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""choose returns None nowhere, or too late
+"""Nothing fits here, and choose must say so with None.
 
 Where nothing fits, as many micro-batches as samples.
 """
