@@ -14,5 +14,11 @@ zero_bytes   the bytes of their state, at rest and at the peak
 fully_sharded  PyTorch's own ZeRO, `fully_shard`, on the course's models
 deepspeed    DeepSpeed's, where it is installed
 fake_world   `fully_shard` on any number of ranks, without ranks and without memory
+stages       the model cut into pipeline stages; stages that sleep in place of computing
+pipeline     one executor for every schedule of `utils.theory.pipeline`
+weight_gradients  backward in two parts, B and W
+pipeline_record, pipeline_memory  what a step really took: its times, its live activations
+pipeline_paper  the same memory for any model, without ranks
+pipeline_torch  PyTorch's own schedules, read and run
 resnet       the image classifier whose memory lesson 01 counts
 """
