@@ -9,8 +9,9 @@ import rank_workers as workers
 
 from utils import RankError, launch
 from utils.ranks import pickles
+from utils.ranks.compare import differences
 from utils.ranks.files import open_files
-from utils.ranks.record import Record
+from utils.ranks.record import Call, Record
 from utils.ranks.scratch import read_from, scratch_file
 from utils.ranks.verdicts import Ending, judge
 from utils.ranks.worker import refuse_to_start
@@ -107,6 +108,20 @@ def test_crossed_groups():
     error = verdict(workers.crossed_groups)
     assert str(error).startswith("Deadlock: ranks 0 and 1 wait for each other.")
     assert "of the group of ranks 0 and 1" in str(error)
+
+
+def test_groups_that_only_their_members_made():
+    """torch numbers groups by how many a rank has made: the n-th ones then share a name."""
+    def record(rank, members):
+        return Record(rank, [Call(rank, 1, "all_reduce", "1", members, 4, "float32", (4,), 16, 16, None, None, None, None,
+                                  None, 0.0)])
+
+    made = [record(rank, members) for members in ((0, 1), (2, 3)) for rank in members]
+    difference, = differences(made, finished=True)
+    assert difference.certain
+    assert difference.sentence.startswith("Ranks 0 and 2 made different groups at the same time: one with ranks 0 and 1, one "
+                                          "with ranks 2 and 3. Every rank must call new_group for every group")
+    assert differences(made[:2], finished=True) == []
 
 
 @pytest.mark.parametrize("fn, first, second", [(workers.different_order, "`a`", "`b`"),

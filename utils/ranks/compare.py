@@ -22,19 +22,34 @@ def differences(records: list[Record], finished: bool) -> list[Difference]:
 
     `finished`: all ranks returned, so that a missing call is missing for good.
     """
-    found = [difference for calls in collectives_by_group(records).values()
-             for difference in _compare_group(calls, len(records), finished)]
+    found = list(_compare_members(records))
+    found += [difference for calls in collectives_by_group(records).values()
+              for difference in _compare_group(calls, len(records), finished)]
     return found + _compare_pairs(records)
 
 
-def collectives_by_group(records) -> dict[str, dict[int, list[Call]]]:
-    """{group name: {rank: its collectives in order}}, every member of the group present."""
+def collectives_by_group(records) -> dict[tuple, dict[int, list[Call]]]:
+    """{(group name, members): {rank: its collectives in order}}, every member of the group present."""
     groups = {}
     for record in records:
         for call in record.calls:
             if not call.point_to_point:
-                groups.setdefault(call.group, {rank: [] for rank in call.ranks})[record.rank].append(call)
+                groups.setdefault((call.group, call.ranks), {rank: [] for rank in call.ranks})[record.rank].append(call)
     return groups
+
+
+def _compare_members(records):
+    """Ranks that made different groups as their n-th one: torch numbers groups by how many a rank has made."""
+    known = {}
+    for record in records:
+        for call in record.calls:
+            other = known.setdefault(call.group, call)
+            if other.ranks != call.ranks:
+                yield Difference(
+                    f"Ranks {other.rank} and {call.rank} made different groups at the same time: one with "
+                    f"{ranks_text(other.ranks)}, one with {ranks_text(call.ranks)}. Every rank must call new_group for "
+                    "every group, in the same order, also for groups that it is not in.", (other.rank, call.rank))
+                return
 
 
 def _compare_group(sequences, world_size, finished):
@@ -182,7 +197,7 @@ def _can_complete(call, records):
 def _partners_not_there(call, records) -> list[int]:
     """The ranks whose side of this call is still missing."""
     if not call.point_to_point:
-        sequences = collectives_by_group(records)[call.group]
+        sequences = collectives_by_group(records)[call.group, call.ranks]
         index = _index(call, sequences[call.rank])
         return [rank for rank, calls in sequences.items() if len(calls) <= index]
     if call.op == "recv" and call.peer is None:
