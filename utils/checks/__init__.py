@@ -11,4 +11,5 @@ all_reduce   lab 01
 zero         lab 02
 tensor       lab 03
 pipeline     lab 04
+layout       lab 05
 """

@@ -124,4 +124,4 @@ _LOOK_AT = {
     "bubble": "m = batch/(d · micro_batch), and of the total time (p − 1)/(m + p − 1) is idle",
 }
 
-QUESTIONS = {"q5": tuple(SubCheck(f"the rule “{rule}”", _rule(rule)) for rule in RULES)}
+QUESTIONS = {"q5": tuple(SubCheck(f"layouts that break the {rule} rule", _rule(rule)) for rule in RULES)}
