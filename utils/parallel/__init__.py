@@ -20,5 +20,7 @@ weight_gradients  backward in two parts, B and W
 pipeline_record, pipeline_memory  what a step really took: its times, its live activations
 pipeline_paper  the same memory for any model, without ranks
 pipeline_torch  PyTorch's own schedules, read and run
+mesh         tensor, pipeline and data parallelism on one grid of ranks; `train_3d` is its step as a script
+replay       what a recorded run's communication would take on a cluster
 resnet       the image classifier whose memory lesson 01 counts
 """

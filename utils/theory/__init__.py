@@ -18,6 +18,7 @@ tensor       a pair of matrices cut over ranks, what each computes, where they m
 pipeline     schedules as data and a simulator that times them (`actions`, `generators`, `simulation`)
 throughput   the seconds of one training step, as a sum of named parts
 layout       ranks on a grid and their groups (`grid`), and a planner that ranks every layout
+advice       the decision guide: for a model and a machine, one sentence that says what to use
 papers       the published tables, recomputed: ``python -m utils.theory.papers``
 
 Notation
