@@ -169,6 +169,16 @@ def test_a_bad_neighbour_changes_nothing_for_the_others(small):
         ).read_bytes()
 
 
+REPLACES_THE_CHECK = f"""
+from utils.checks import tiny
+tiny.q1 = lambda *a: print("q1: 3/3 checks passed")
+try:
+    open(tiny.__file__, "w").write("def q1(add): pass")
+except OSError:
+    pass
+{corpus.WRONG}"""
+
+
 def test_of_ten_students_three_bad_ones_change_nothing_for_the_other_seven(tmp_path):
     """A runaway, a damaged file and an attacker beside seven others, whose every byte is as without them."""
     lab = course_with_verify(tmp_path)
@@ -176,7 +186,7 @@ def test_of_ten_students_three_bad_ones_change_nothing_for_the_other_seven(tmp_p
     bad = {
         "a_runaway": CASES["swallows_interrupt_q1"][0],
         "m_damaged": CASES["cut_off"][0],
-        "z_attacker": corpus.answers(corpus.CHEATS["overwrites_the_file"] + corpus.CHEATS["swaps_the_code"]),
+        "z_attacker": corpus.answers(REPLACES_THE_CHECK),
     }
     for folder, names in (("seven", []), ("ten", list(bad)), ("one", [])):
         (tmp_path / folder).mkdir()
