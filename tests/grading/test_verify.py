@@ -440,3 +440,12 @@ def test_no_secret_of_the_graders_environment_reaches_a_student(student, monkeyp
     finally:
         fresh.close()
     assert "SECRET_TOKEN" not in names and "PATH" in names and os.environ["SECRET_TOKEN"] == "abc"
+
+
+@pytest.mark.parametrize("load, cores, times", [(0.5, 2, 1.0), (2.0, 2, 1.0), (5.0, 2, 2.5), (80.0, 2, 4.0)])
+def test_a_busy_machine_gives_more_time(monkeypatch, load, cores, times):
+    from utils.grading import student
+
+    monkeypatch.setattr(student.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(student.os, "cpu_count", lambda: cores)
+    assert student.patience() == times
