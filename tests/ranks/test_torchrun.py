@@ -16,9 +16,10 @@ def free_port():
         return sock.getsockname()[1]
 
 
-def outputs_of_two_agents(ranks_each, *script):
+def outputs_of_two_agents(folder, ranks_each, *script):
     """What two agents print, as on two machines: node 0's output, then node 1's."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+                                "TMPDIR": str(folder)}  # torchrun leaves a folder for its logs there
     port = free_port()
     agents = [subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={ranks_each}",
@@ -29,17 +30,17 @@ def outputs_of_two_agents(ranks_each, *script):
     return outputs
 
 
-def test_two_agents_on_loopback():
-    output, _ = outputs_of_two_agents(1, str(HERE / "torchrun_script.py"))
+def test_two_agents_on_loopback(tmp_path):
+    output, _ = outputs_of_two_agents(tmp_path, 1, str(HERE / "torchrun_script.py"))
     assert "results [1.0, 1.0] sent [4000.0, 4000.0]" in output
     assert "launch asks for 99 ranks, but torchrun started 2." in output
 
 
 @pytest.mark.slow
-def test_3d_training_on_two_agents_is_that_of_one_machine():
+def test_3d_training_on_two_agents_is_that_of_one_machine(tmp_path):
     here = subprocess.run([sys.executable, "-m", "utils.parallel.train_3d", "--steps", "3"], capture_output=True, text=True,
                           cwd=ROOT, timeout=300)
     assert here.returncode == 0, here.stderr
-    there, _ = outputs_of_two_agents(4, "-m", "utils.parallel.train_3d", "--steps", "3")
+    there, _ = outputs_of_two_agents(tmp_path, 4, "-m", "utils.parallel.train_3d", "--steps", "3")
     lines = [line for line in here.stdout.splitlines() if line.startswith(("rank", "gloo"))]
     assert len(lines) == 9 and all(line in there for line in lines), (here.stdout, there)
