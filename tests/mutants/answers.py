@@ -4,7 +4,9 @@ import ast
 from pathlib import Path
 
 from utils.grading.notebook import grade_id, is_answer, is_check, read
+from utils.grading.sandbox import Sandbox
 from utils.grading.selfcheck import mutants_of
+from utils.grading.verify import verifier_of
 
 ROOT = Path(__file__).parents[2]
 GIVEN = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
@@ -28,6 +30,23 @@ class Answers:
     def with_mutant(self, mutant):
         """The solution's names with one answer wrong."""
         return self._namespace(self.solution, {mutant.answer: mutant.source})
+
+    def verified(self, questions, wrong, seed):
+        """What the verify stage finds in the solution with some answers wrong, `{grade_id: mutant's name}`."""
+        sources = {mutant.path.stem: mutant.source for mutant in self.mutants}
+        notebook = read(self.solution)
+        for cell in notebook.cells:
+            if grade_id(cell) in wrong:
+                cell.source = sources[wrong[grade_id(cell)]]
+        verifier = verifier_of(read(self.lab), ROOT, Sandbox(), seed=seed)
+        try:
+            return verifier(notebook, questions)
+        finally:
+            verifier.close()
+
+    def message(self, name):
+        """What a mutant is told."""
+        return next(mutant.message for mutant in self.mutants if mutant.path.stem == name)
 
     @staticmethod
     def _namespace(path, others):

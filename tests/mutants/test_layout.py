@@ -1,12 +1,10 @@
 """Lab 05's own tests; what holds for every lab is in test_every_lab.py."""
 
 import pytest
-from answers import ROOT, Answers
+from answers import Answers
 
 from utils.checks import layout as check
-from utils.grading.notebook import grade_id, read
-from utils.grading.sandbox import Sandbox
-from utils.grading.verify import verifier_of
+from utils.grading.notebook import read
 
 ANSWERS = Answers("05_3d_layout")
 
@@ -48,21 +46,12 @@ WRONG = {
 @pytest.mark.parametrize("mistaken", [False, True])
 def test_a_grader_in_other_processes_finds_the_same(mistaken):
     """The verify stage passes the solution, and finds what is wrong with one mutant of each question."""
-    sources = {mutant.path.stem: mutant for mutant in ANSWERS.mutants}
-    notebook = read(ANSWERS.solution)
-    for cell in notebook.cells:
-        if mistaken and grade_id(cell) in WRONG:
-            cell.source = sources[WRONG[grade_id(cell)]].source
-    verifier = verifier_of(read(ANSWERS.lab), ROOT, Sandbox(), seed=5)
-    try:
-        results = verifier(notebook, check.QUESTIONS)
-    finally:
-        verifier.close()
+    results = ANSWERS.verified(check.QUESTIONS, WRONG if mistaken else {}, seed=5)
     assert list(results) == list(check.QUESTIONS)
     for question, of_question in results.items():
         messages = [f"{result.message} {result.name}" for result in of_question if not result.passed]
         if mistaken:
-            wrong = sources[WRONG[f"{question}-answer"]].message.partition("the next one is “")
+            wrong = ANSWERS.message(WRONG[f"{question}-answer"]).partition("the next one is “")
             assert (wrong[2].rstrip("”") or wrong[0]) in messages[0]
         else:
             assert messages == []

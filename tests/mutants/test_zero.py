@@ -1,12 +1,9 @@
 """Lab 02's own tests; what holds for every lab is in test_every_lab.py."""
 
 import pytest
-from answers import ROOT, Answers
+from answers import Answers
 
 from utils.checks import zero as check
-from utils.grading.notebook import grade_id, read
-from utils.grading.sandbox import Sandbox
-from utils.grading.verify import verifier_of
 
 ANSWERS = Answers("02_zero_memory")
 
@@ -35,20 +32,11 @@ HOARDERS = {
 @pytest.mark.parametrize("hoarding", [False, True])
 def test_a_grader_in_other_processes_finds_the_same(hoarding):
     """The verify stage passes the solution, and finds the one thing that is wrong with answers that keep too much."""
-    sources = {mutant.path.stem: mutant for mutant in ANSWERS.mutants}
-    notebook = read(ANSWERS.solution)
-    for cell in notebook.cells:
-        if hoarding and grade_id(cell) in HOARDERS:
-            cell.source = sources[HOARDERS[grade_id(cell)]].source
-    verifier = verifier_of(read(ANSWERS.lab), ROOT, Sandbox(), seed=3)
-    try:
-        results = verifier(notebook, check.QUESTIONS)
-    finally:
-        verifier.close()
+    results = ANSWERS.verified(check.QUESTIONS, HOARDERS if hoarding else {}, seed=3)
     failed = {
         question: [result.message for result in of_question if not result.passed]
         for question, of_question in results.items()
     }
     for question, messages in failed.items():
-        expected = [sources[name].message for answer, name in HOARDERS.items() if hoarding and answer.startswith(question)]
+        expected = [ANSWERS.message(name) for answer, name in HOARDERS.items() if hoarding and answer.startswith(question)]
         assert len(messages) == len(expected) and all(words in messages[0] for words in expected), messages

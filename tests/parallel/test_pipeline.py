@@ -163,6 +163,10 @@ def misuse(what):
         Pipeline(Schedule("short", (schedule.ranks[0], schedule.ranks[1][:-1]), 4), [stage], cross_entropy, boundary)
     if what == "inputs":
         Pipeline(schedule, [stage], cross_entropy, boundary).step()
+    if what == "w first":
+        row = (Action("F", 0), Action("W", 0), Action("B", 0))
+        early = Schedule("w first", (row, row), 1)
+        Pipeline(early, [stage], cross_entropy, boundary).step(*batch(tiny(layers=2), 1))
     if what == "order":
         turned = Schedule("turned", (schedule.ranks[0], schedule.ranks[1][1:] + schedule.ranks[1][:1]), 4)
         Pipeline(turned, [stage], cross_entropy, boundary).step(*batch(tiny(layers=2), 4))
@@ -174,6 +178,7 @@ def misuse(what):
     ("dualpipe", "DualPipe feeds micro-batches in at both ends"),
     ("incomplete", "exactly one B"),
     ("inputs", "needs the (inputs|targets) of 4 micro-batches, but got none"),
+    ("w first", "Rank [01] shall do W0 before the B of micro-batch 0"),
     ("order", "Rank 1 shall do BW0 before the forward of micro-batch 0"),
 ])
 def test_misuse_gets_a_sentence(what, sentence):

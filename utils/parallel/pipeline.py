@@ -128,8 +128,14 @@ class Pipeline:
             self.mail.send("gradient", stage - 1, micro_batch, x.grad)
 
     def _backward_weight(self, action):
+        name = self.schedule.stage(self.rank, action.chunk), action.micro_batch
+        if not self.weight_gradients.waiting(*name):
+            raise ValueError(
+                f"Rank {self.rank} shall do {action} before the B of micro-batch {action.micro_batch}: "
+                "the weights' part of a backward pass needs what B leaves."
+            )
         with _mark(action):
-            self.weight_gradients.now(self.schedule.stage(self.rank, action.chunk), action.micro_batch)
+            self.weight_gradients.now(*name)
 
 
 class _Mail:

@@ -47,9 +47,13 @@ class WeightGradients:
             self._current = None
 
     def now(self, *name) -> None:
-        """Do the weights' part of what ran under `later(*name)`; KeyError if nothing did."""
+        """Do the weights' part of what ran under `later(*name)`; KeyError if nothing did, see `waiting`."""
         for work in self._put_off.pop(name):
             work()
+
+    def waiting(self, *name) -> bool:
+        """Whether something ran under `later(*name)` and its weights' part is still to be done."""
+        return name in self._put_off
 
     def put_off(self, work) -> None:
         """Do `work()` in `now`, or at once outside `later`."""

@@ -25,7 +25,7 @@ class Delays:
     """When the calls of one rank end on the cluster. Without a cluster (None) nothing is ever late."""
 
     def __init__(self, cluster: SlowLinks | None):
-        self._ends = {}  # number of a call -> the time when it ends on the cluster
+        self._travelling = {}  # number of a call -> (its seconds, the time since which they run; None: not yet)
         self._seconds = functools.cache(cluster.seconds) if cluster is not None else None
 
     def before(self, number: int, description, only_cpp_waits: bool) -> None:
@@ -36,21 +36,21 @@ class Delays:
         if only_cpp_waits:
             time.sleep(seconds)
         else:
-            self._ends[number] = seconds, time.monotonic() if description.op == "send" else None
+            self._travelling[number] = seconds, time.monotonic() if description.op == "send" else None
 
     def transferred(self, number: int) -> float | None:
         """The real transfer ended now; returns when it ends on the cluster, None for now."""
-        if number not in self._ends:
+        if number not in self._travelling:
             return None
-        seconds, since = self._ends[number]
+        seconds, since = self._travelling[number]
         if since is None:  # what is sent travels on its own; all else begins when the last rank has come
             since = time.monotonic()
-            self._ends[number] = seconds, since
+            self._travelling[number] = seconds, since
         return since + seconds
 
     def wait(self, number: int) -> None:
         """Sleep until the call ends on the cluster."""
-        if number in self._ends:
+        if number in self._travelling:
             end = self.transferred(number)
-            del self._ends[number]
+            del self._travelling[number]
             time.sleep(max(0.0, end - time.monotonic()))

@@ -58,6 +58,7 @@ def launch(fn, *args, world_size: int | None = None, timeout: float = 60, backen
                            "running (dist.get_rank() tells which one this is).")
     from utils.ranks import torchrun
     if torchrun.started_this_process():
+        _check_cluster(cluster, int(os.environ["WORLD_SIZE"]), record)
         return torchrun.launch_in_place(fn, args, world_size, record, cluster)
     world_size = 4 if world_size is None else world_size
     _check_arguments(fn, timeout)
