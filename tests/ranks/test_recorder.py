@@ -172,7 +172,7 @@ def test_timeline_has_a_lane_per_rank():
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1", "rank 2"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["forward", "communication"]
-    plt.close(figure)
+    assert not plt.fignum_exists(figure.number), "a notebook would show it twice: returned, and held by pyplot"
 
 
 def test_trace_is_chrome_trace_json(tmp_path):

@@ -15,7 +15,8 @@ def draw_timeline(run, ax=None):
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
     if ax is None:
-        _, ax = plt.subplots(figsize=(9, 0.7 + 0.62 * run.world_size), layout="constrained")
+        figure, ax = plt.subplots(figsize=(9, 0.7 + 0.62 * run.world_size), layout="constrained")
+        plt.close(figure)        # a notebook shows what a cell returns; what pyplot holds it would show once more
     legend = {}
     for item, lane, label, colour in _bars(run):
         if item.end is None:
