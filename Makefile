@@ -33,7 +33,7 @@ CLEAN_SETTINGS = MPLCONFIGDIR="$(CURDIR)/build/matplotlib" IPYTHONDIR="$(CURDIR)
 AS_ROOT = $(shell test "$$(id -u)" = 0 && echo --allow-root)
 RUN_NOTEBOOKS = $(CLEAN_SETTINGS) $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout 120
 
-.PHONY: help lab test test-fast test-unit test-labs test-notebooks lint bench peers release notebooks clean
+.PHONY: help lab test test-fast test-unit test-labs test-notebooks lint bench peers release notebooks site clean
 .PHONY: deepspeed install-deepspeed install-lab install-test
 .NOTPARALLEL:
 
@@ -91,6 +91,10 @@ release: $(READY_TEST)  ## write labs/ from solutions/
 notebooks: $(READY_TEST)  ## run lessons/ and solutions/ and store their outputs
 	@$(CLEAN_SETTINGS) $(PY) -c "import matplotlib.pyplot"
 	$(CLEAN_SETTINGS) $(PY) -m utils.notebooks execute lessons/*.ipynb solutions/*.ipynb
+
+site: $(READY_TEST)  ## make web pages of lessons, labs and texts: site/index.html
+	rm -rf site
+	$(PY) -m utils.site_pages site
 
 clean:  ## remove what tests and builds left (keeps .venv)
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
