@@ -11,6 +11,12 @@ def is_user_file(filename: str) -> bool:
     return not filename.startswith(_library_folders()) and not filename.startswith("<frozen") and filename != "<string>"
 
 
+@functools.cache
+def is_course_file(filename: str) -> bool:
+    """True for the course's own modules, whose lines move with every edit: a sentence names the function instead."""
+    return filename.startswith(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""))
+
+
 @functools.lru_cache(maxsize=1)
 def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()

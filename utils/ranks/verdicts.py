@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from utils.ranks.compare import deadlock, differences, waiting_text
 from utils.ranks.places import is_user_file
 from utils.ranks.record import Record
-from utils.ranks.wording import place_text, ranks_text, verb
+from utils.ranks.wording import frame_text, place_text, ranks_text, verb
 
 # what a rank's call says when another rank has gone: a consequence, never the cause
 _CONSEQUENCE = re.compile(r"Connection closed by peer|Connection reset by peer|Timed out waiting|Broken pipe|"
@@ -103,7 +103,7 @@ def _raised(first, endings):
         text = f"{who} ran out of memory: {message or error['type']}. Use fewer ranks, a smaller model or a smaller batch."
     else:
         text = f"{who} raised {error['type']}" + (f": {message}" if message else "")
-    lines = [f"  {place_text((filename, line, name))}, in {name}" + (f": {source}" if source else "")
+    lines = [f"  {frame_text((filename, line, name), source)}"
              for filename, line, name, source in _with_source(error["frames"])]
     kind = "exited" if error["exit_code"] is not None else "raised"
     return RankError("\n".join([text, *lines]) + _others(endings, *same), kind, rank)

@@ -3,6 +3,7 @@ import linecache
 import os
 import re
 
+from utils.ranks.places import is_course_file
 from utils.ranks.record import Call, Place
 
 _CELL = re.compile(r"ipykernel_\d+|<ipython-input|<jupyter|^<cell")
@@ -25,12 +26,25 @@ def verb(ranks, one: str, many: str) -> str:
 
 
 def place_text(where: Place | None, with_source: bool = False) -> str:
-    """ "cell line 4" or "ring.py line 12", with the source line on request. """
+    """ "cell line 4", "ring.py line 12" or "collectives.py in _exchange", with the source line on request. """
     if where is None:
         return "in backward"
-    filename, line, _ = where
-    text = f"cell line {line}" if _CELL.search(filename) else f"{os.path.basename(filename)} line {line}"
+    filename, line, function = where
+    if _CELL.search(filename):
+        text = f"cell line {line}"
+    elif is_course_file(filename):
+        text = f"{os.path.basename(filename)} in {function}"
+    else:
+        text = f"{os.path.basename(filename)} line {line}"
     source = linecache.getline(filename, line).strip() if with_source else ""
+    return f"{text}: {source}" if source else text
+
+
+def frame_text(where: Place, source: str = "") -> str:
+    """ "cell line 4, in hello: 1 / 0": one frame of a traceback. """
+    text = place_text(where)
+    if not is_course_file(where[0]):
+        text += f", in {where[2]}"
     return f"{text}: {source}" if source else text
 
 
