@@ -34,6 +34,10 @@ def test_examples_in_the_docstrings(tested):
         ("Jane Doe_4711_assignsubmission_file_/01_lab.ipynb", "Jane-Doe_4711"),
         ("Jane Doe_4711_assignsubmission_file_01_lab.ipynb", "Jane-Doe_4711"),
         ("assignment_12_export/submission_345/01_lab.ipynb", "submission_345"),
+        ("team-1.ipynb", "team-1"),
+        ("01_lab_team-1.ipynb", "team-1"),
+        ("team-1_01_lab-2.ipynb", "team-1"),
+        ("01_lab-2.ipynb", "01_lab-2"),
     ],
 )
 def test_the_student_is_in_the_path(path, student):
@@ -52,6 +56,36 @@ def test_an_id_is_always_safe_in_a_file_name_and_in_a_table(text):
 
 def test_different_names_stay_different():
     assert len({safe_id(text) for text in ("a/b", "a:b", "a?b", "../a", "=a", "한")}) == 6
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("team-1", "team-2", "team-3"),
+        ("2026-101", "2026-102"),
+        ("Jane Doe", "Jane-Doe"),
+        ("Jane-Doe", "Jane Doe", "Jane  Doe"),
+        ("a" * 60, "a" * 61, "a b" * 30),
+        (os.fsdecode(b"jos\xe9"), os.fsdecode(b"jos\xe8")),
+    ],
+)
+def test_no_student_stands_for_another(tmp_path, names):
+    for name in names:
+        (tmp_path / f"{name}.ipynb").write_text("{}")
+    found = collect(tmp_path, "01_lab")
+    assert len(found) == len({one.student for one in found}) == len(names)
+    assert not [one for one in found if one.superseded]
+    for one in found:
+        one.source.encode("utf-8")  # every name can be written into the table
+
+
+def test_a_damaged_archive_is_a_sentence(tmp_path):
+    place = tmp_path / "all.zip"
+    with zipfile.ZipFile(place, "w") as archive:
+        archive.writestr("ann.ipynb", "{}")
+    place.write_bytes(place.read_bytes().replace(b"PK\x01\x02", b"XXXX"))
+    with pytest.raises(GradingError, match="zip file is damaged"):
+        collect(place, "01_lab")
 
 
 def test_the_newest_file_of_a_student_counts(tmp_path):
@@ -120,6 +154,45 @@ def test_rosters(tmp_path):
     path.write_text("")
     with pytest.raises(GradingError, match="the roster is empty"):
         read_roster(path)
+    path.write_bytes("student_id\nJosé\n".encode("latin-1"))
+    with pytest.raises(GradingError, match="not UTF-8 text"):
+        read_roster(path)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "the first line must be student_id,question,score,comment"),
+        ("student_id,score\nann,1\n", "the first line must be"),
+        ("student_id,question,score,comment\nann,q1,much,\n", "line 2: the score 'much' is not a number"),
+        ("student_id,question,score,comment\nann,q1,nan,\n", "the score 'nan' is not a number"),
+        ("student_id,question,score,comment\nann,q1,inf,\n", "the score 'inf' is not a number"),
+        ("student_id,question,score,comment\nann,q1\n", "the score '' is not a number"),
+        ("student_id,question,score,comment\n\nann,q9,1,\n", "line 3: there is no question 'q9'. There are: q1, q2"),
+    ],
+)
+def test_overrides_that_cannot_be_meant_are_a_sentence(tmp_path, text, words):
+    (tmp_path / "overrides.csv").write_text(text)
+    with pytest.raises(GradingError, match=words):
+        gradebook.read_overrides(tmp_path / "overrides.csv", ["q1", "q2"])
+
+
+def test_overrides(tmp_path):
+    (tmp_path / "overrides.csv").write_text("comment,student_id,question,score\n,Ann Lee, q1,2.5\n")
+    assert gradebook.read_overrides(tmp_path / "overrides.csv", ["q1"]) == [
+        {"student_id": "Ann-Lee", "question": "q1", "score": "2.5", "comment": ""}
+    ]
+
+
+def test_what_has_no_end_is_not_read_to_see_whether_it_changed(tmp_path):
+    (tmp_path / "ann.ipynb").write_text("ann's")
+    os.mkfifo(tmp_path / "pipe.ipynb")
+    (tmp_path / "endless.ipynb").symlink_to("/dev/zero")
+    paths = list(tmp_path.iterdir())
+    before = gradebook.fingerprint_files(paths)
+    assert gradebook.fingerprint_files(paths) == before
+    (tmp_path / "ann.ipynb").write_text("eve's")
+    assert gradebook.fingerprint_files(paths) != before
 
 
 @pytest.mark.parametrize("seconds, lost", [(0, 0), (1, 0.1), (86_400, 0.1), (86_401, 0.2), (10**7, 0.5)])
@@ -140,6 +213,22 @@ def test_the_same_code_with_other_names_is_the_same():
     other = "def summe(xs):  # my own\n    s = 0\n    for x in xs:\n\n        s += x\n    return s\n"
     assert fingerprint(one) == fingerprint(other) != fingerprint(one.replace("+=", "-="))
     assert fingerprint("not python(") == fingerprint("not  python (")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = 1" + "+1" * 2_900,  # parsed, but too deep to be printed
+        "x = " + "-" * 2_900 + "1",
+        "x = a" + ".b" * 2_900,
+        "x = 0x" + "f" * 9_000,  # more digits than Python prints
+        "x = '\ud800'",
+        "x = 1\0",
+        "x = " + "(" * 9_000,
+    ],
+)
+def test_no_code_is_too_odd_to_be_compared(source):
+    assert fingerprint(source) == fingerprint(source) != fingerprint("x = 1")
 
 
 def test_suspicious_words_are_whole_words():

@@ -12,7 +12,7 @@ from utils.grading import graft as module
 from utils.grading.graft import NBVAL_MARKERS, graft, neutralise
 from utils.grading.notebook import dumps, grade_id
 from utils.grading.release import lab_notebook
-from utils.grading.submission import LARGEST_BYTES, parse
+from utils.grading.submission import LARGEST_BYTES, MOST_CELLS, parse
 
 from .course_fixture import Q1, Q2, solution
 
@@ -243,6 +243,8 @@ FORMAT_3 = {
         (b'{"cells": [], "nbformat": 4}', "unreadable", "no cells"),
         (submitted().replace(b'"nbformat": 4', b'"nbformat": 9'), "unreadable", "has format 9"),
         (b" " * (LARGEST_BYTES + 1), "too_large", "the limit is 20 MB"),
+        (b'{"cells": [' + b"{}," * MOST_CELLS + b"{}]}", "too_large", "5001 cells; the limit is 5000"),
+        (b'{"cells": [{}], "nbformat": NaN}', "unreadable", "has format nan"),
     ],
 )
 def test_a_broken_file_is_a_status_and_a_sentence(data, status, words):

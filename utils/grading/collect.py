@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from utils.grading.errors import GradingError
 from utils.grading.notebook import digest
 from utils.grading.submission import LARGEST_BYTES
+from utils.grading.tables import read_rows
 
 _CANVAS = re.compile(r"(?P<who>[^_]+)_(?P<late>LATE_)?\d+_\d+_(?P<file>.+)")
 _MOODLE = re.compile(r"(?P<who>.+?_\d+)_assignsubmission_file(_.*)?")
-_COPY = re.compile(r"( ?\(\d+\)|-\d+)$")
+_BROWSERS_COPY, _PLATFORMS_COPY = re.compile(r" ?\(\d+\)$"), re.compile(r"-\d+$")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ZIP_BYTES, ZIP_RATIO = 500_000_000, 200
 
@@ -56,20 +57,26 @@ def collect(place: str | Path, lab: str) -> list[Submitted]:
     if place.is_dir():
         files = list(_files_of_folder(place))
     elif zipfile.is_zipfile(place):
-        files = list(_files_of_zip(place))
+        try:
+            files = list(_files_of_zip(place))
+        except zipfile.BadZipFile as error:
+            raise GradingError(f"{place}: this zip file is damaged ({error}). Download it again.") from None
     else:
         raise GradingError(
             f"{place}: neither a folder nor a zip file. Give the folder that holds the submissions."
         )
-    by_student: dict[str, list[_File]] = {}
+    by_name: dict[str, list[_File]] = {}
     wrapped = _shared_folders(files)
     for file in files:
-        by_student.setdefault(student_of(file.parts, lab, wrapped), []).append(file)
-    if not by_student:
+        by_name.setdefault(_name_of(file.parts, lab, wrapped), []).append(file)
+    if not by_name:
         raise GradingError(
             f"{place}: no notebook (.ipynb) in it. Give the folder that holds the submissions."
         )
-    return [_newest(student, found) for student, found in sorted(by_student.items())]
+    return sorted(
+        (_newest(student, by_name[name]) for name, student in _ids(by_name).items()),
+        key=lambda one: one.student,
+    )
 
 
 def student_of(parts: tuple[str, ...], lab: str, wrapped: int = 0) -> str:
@@ -90,21 +97,43 @@ def student_of(parts: tuple[str, ...], lab: str, wrapped: int = 0) -> str:
     >>> student_of(("Jane Doe_987_assignsubmission_file_", "01_lab.ipynb"), "01_lab")
     'Jane-Doe_987'
     """
+    return safe_id(_name_of(parts, lab, wrapped))
+
+
+def _name_of(parts: tuple[str, ...], lab: str, wrapped: int) -> str:
     folders = [part for part in parts[:-1] if part not in ("submitted", lab)]
     inner = [part for part in parts[wrapped:-1] if part not in ("submitted", lab)]
     stem = parts[-1].removesuffix(".ipynb")
     for text in (*folders[: len(folders) - len(inner) + 1], *([] if inner else [stem])):
         if match := _MOODLE.fullmatch(text) or _CANVAS.fullmatch(text):
-            return safe_id(match["who"])
+            return match["who"]
     if len(folders) > 1 and folders[0].startswith("assignment_"):
-        return safe_id(folders[1])
+        return folders[1]
     if folders:
-        return safe_id((inner or folders)[0])
-    plain = _COPY.sub("", stem)
-    for rest in (plain.removesuffix(lab), plain.removeprefix(lab)):
-        if rest != plain and rest.strip("_- "):
-            return safe_id(rest.strip("_- "))
-    return safe_id(plain if plain != lab else stem)
+        return (inner or folders)[0]
+    plain = _BROWSERS_COPY.sub("", stem)
+    # only behind the lab's name is a number that of a copy: team-1 is not team-2
+    numbered = _PLATFORMS_COPY.sub("", plain)
+    if numbered == lab:
+        return stem
+    for whole, rest in (
+        (plain, plain.removesuffix(lab)),
+        (numbered, numbered.removesuffix(lab)),
+        (plain, plain.removeprefix(lab)),
+    ):
+        if rest != whole and rest.strip("_- "):
+            return rest.strip("_- ")
+    return plain
+
+
+def _ids(names: Iterable[str]) -> dict[str, str]:
+    """Return an id for each name.  Of two names that would get the same one, the one that is it already keeps it."""
+    ids = {name: safe_id(name) for name in names}
+    taken = Counter(ids.values())
+    return {
+        name: made if taken[made] == 1 or made == name else f"{made}-{digest(name, 6)}"
+        for name, made in ids.items()
+    }
 
 
 def _shared_folders(files: list[_File]) -> int:
@@ -133,13 +162,9 @@ def safe_id(text: str) -> str:
 def read_roster(path: str | Path) -> list[str]:
     """Return the ids in a roster: the column ``student_id``, or else the first one, of a CSV file.
 
-    Raises ``GradingError`` if the file is missing or empty.
+    Raises ``GradingError`` if the file is missing, unreadable or empty.
     """
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if row and row[0].strip()]
-    except OSError as error:
-        raise GradingError(f"{path}: {error.strerror}. Give a CSV file with a column student_id.") from None
+    rows = [row for row in read_rows(path, "a column student_id") if row and row[0].strip()]
     if not rows:
         raise GradingError(f"{path}: the roster is empty. It has one student id a line.")
     header = [name.strip().lower() for name in rows[0]]
@@ -154,18 +179,24 @@ def _newest(student: str, files: list[_File]) -> Submitted:
     canvas = _CANVAS.fullmatch(last.parts[-1].removesuffix(".ipynb"))
     return Submitted(
         student,
-        "/".join(last.parts),
+        _source(last),
         last.data,
         last.modified,
         (*last.flags, "late")
         if canvas and canvas["late"]
         else last.flags,  # the platform's own clock says so
-        tuple("/".join(file.parts) for file in ordered[:-1]),
+        tuple(_source(file) for file in ordered[:-1]),
     )
 
 
+def _source(file: _File) -> str:
+    """Return the file's path as text that can be written; a name on a disk may be bytes that are none."""
+    return "/".join(file.parts).encode("utf-8", "replace").decode("utf-8")
+
+
 def _copy_number(name: str) -> int:
-    match = _COPY.search(name.removesuffix(".ipynb"))
+    stem = name.removesuffix(".ipynb")
+    match = _BROWSERS_COPY.search(stem) or _PLATFORMS_COPY.search(stem)
     return int(re.sub(r"\D", "", match[0])) if match else 0
 
 

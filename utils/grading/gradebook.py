@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
+import math
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from utils.grading.late import LatePolicy, read_policy
 from utils.grading.notebook import digest, dumps, grade_id, is_check, read, write
 from utils.grading.questions import questions
 from utils.grading.sandbox import choose
+from utils.grading.tables import read_rows
 from utils.grading.unboxed import installed, modules_of, snapshot
 from utils.grading.warm import warm_for
 
@@ -31,6 +33,12 @@ def grade_class(args: argparse.Namespace) -> int:
 
     Raises ``GradingError`` for a wrong call; nothing has been written then.
     """
+    if args.jobs < 1:
+        raise GradingError(f"--jobs {args.jobs}: at least one submission at a time.")
+    if not (0 < args.cell_timeout < math.inf and 0 < args.total_timeout < math.inf):
+        raise GradingError("--cell-timeout and --total-timeout are numbers of seconds, greater than 0.")
+    if unknown := set(args.also) - {"gradescope", "canvas"}:
+        raise GradingError(f"--also {','.join(sorted(unknown))}: there are gradescope and canvas.")
     root, out = Path(args.root).resolve(), Path(args.output)
     lab = read(args.lab)
     if not questions(lab) or "lab_version" not in lab.metadata.get("course", {}):
@@ -39,7 +47,7 @@ def grade_class(args: argparse.Namespace) -> int:
         )
     name = lab.metadata.course.lab
     policy, roster = read_policy(args.due, args.late), read_roster(args.roster) if args.roster else None
-    overrides = read_overrides(args.overrides) if args.overrides else []
+    overrides = read_overrides(args.overrides, [q.name for q in questions(lab)]) if args.overrides else []
     submitted = [
         one for one in collect(args.submissions, name) if not args.student or one.student in args.student
     ]
@@ -188,27 +196,40 @@ def self_check_problems(assignment: Assignment, solution: Path) -> list[str]:
     ] + [f"the blank lab gets {q.score:g} points in {q.name}" for q in blank.questions if q.score]
 
 
-def read_overrides(path: str) -> list[dict[str, str]]:
+def read_overrides(path: str, asked: list[str]) -> list[dict[str, str]]:
     """Return the lines of a CSV file with ``student_id,question,score,comment``.
 
-    Raises ``GradingError`` if a column is missing or a score is not a number.
+    Arguments:
+        path: the file.
+        asked: the lab's questions.
+
+    Raises ``GradingError`` if a column is missing, a score is not a number, or there is no such question.
     """
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = list(csv.DictReader(file))
-    except OSError as error:
-        raise GradingError(f"{path}: {error.strerror}.") from None
-    for number, line in enumerate(lines, start=2):
-        if not {"student_id", "question", "score", "comment"} <= set(line):
-            raise GradingError(f"{path}: the first line must be student_id,question,score,comment.")
-        line["student_id"] = safe_id(line["student_id"].strip())
-        try:
-            float(line["score"])
-        except (TypeError, ValueError):
+    columns = ["student_id", "question", "score", "comment"]
+    header, *rows = read_rows(path, f"the columns {','.join(columns)}") or [[]]
+    if not set(columns) <= set(header):
+        raise GradingError(f"{path}: the first line must be {','.join(columns)}.")
+    lines = []
+    for number, row in enumerate(rows, start=2):
+        if not row:
+            continue
+        line = dict.fromkeys(columns, "") | dict(zip(header, row, strict=False))
+        line["student_id"], line["question"] = safe_id(line["student_id"].strip()), line["question"].strip()
+        if line["question"] not in asked:
             raise GradingError(
-                f"{path}, line {number}: the score {line['score']!r} is not a number."
-            ) from None
+                f"{path}, line {number}: there is no question {line['question']!r}. There are: {', '.join(asked)}."
+            )
+        if not _is_number(line["score"]):
+            raise GradingError(f"{path}, line {number}: the score {line['score']!r} is not a number.")
+        lines.append(line)
     return lines
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def read_size(text: str) -> int:
@@ -220,18 +241,30 @@ def read_size(text: str) -> int:
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     number, unit = (text[:-1], text[-1:].upper()) if text[-1:].upper() in units else (text, "")
     try:
-        return int(float(number) * units.get(unit, 1))
-    except ValueError:
-        raise GradingError(f"--memory {text}: not a size. Write it like 4G or 800M.") from None
+        size = int(float(number) * units.get(unit, 1))
+    except (ValueError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise GradingError(f"--memory {text}: not a size. Write it like 4G or 800M.")
+    return size
 
 
 def fingerprint_files(paths: list[Path]) -> str:
-    """Return a hash of the names and contents of files; a file that is gone counts as changed."""
+    """Return a hash of the names and contents of files; a file that is gone counts as changed.
+
+    Links are not followed, and what is no file is not read: a pipe or a device would have no end.
+    """
     total = hashlib.sha256()
     for path in sorted(set(paths)):
         total.update(str(path).encode("utf-8", "surrogateescape"))
         try:
-            total.update(hashlib.sha256(path.read_bytes()).digest())
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                total.update(os.fsencode(os.readlink(path)))
+            elif stat.S_ISREG(mode):
+                with open(path, "rb") as file:
+                    while piece := file.read(1 << 20):
+                        total.update(piece)
         except OSError:
             total.update(b"unreadable")
     return total.hexdigest()

@@ -67,8 +67,8 @@ def write(path: str | Path, text: str) -> bool:
 
 
 def digest(text: str, length: int = 12) -> str:
-    """Return the first ``length`` hexadecimal digits of the SHA-256 of ``text``."""
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:length]
+    """Return the first ``length`` hexadecimal digits of the SHA-256 of ``text``, which may hold what UTF-8 cannot."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
 
 
 def grade_id(cell: NotebookNode) -> str | None:

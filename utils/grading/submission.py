@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-LARGEST_BYTES = 20_000_000
+LARGEST_BYTES, MOST_CELLS = 20_000_000, 5_000
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ def _notebook(content: object) -> Submission:
         )
     if not isinstance(cells, list) or not cells:
         return _unreadable("The notebook has no cells. Hand in the notebook that you worked in.")
+    if len(cells) > MOST_CELLS:
+        return _unreadable(
+            f"The notebook has {len(cells)} cells; the limit is {MOST_CELLS}. Delete those that are not yours.",
+            "too_large",
+        )
     course = _dict(_dict(content.get("metadata")).get("course"))
     return Submission(
         tuple(_cell(cell) for cell in cells if isinstance(cell, dict)),

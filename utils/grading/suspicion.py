@@ -38,12 +38,16 @@ def fingerprint(source: str) -> str:
     if len(source) > LARGEST_PARSED:
         return digest("".join(source.split()))
     try:
-        tree = ast.parse(source)
+        return digest(_shape(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # no Python, or more than it can walk through or print
         return digest("".join(source.split()))
-    names: dict[str, str] = {}
+
+
+def _shape(source: str) -> str:
+    tree, names = ast.parse(source), {}
     for node in ast.walk(tree):
         for field in ("name", "id", "arg"):
             if isinstance(value := getattr(node, field, None), str):
                 setattr(node, field, names.setdefault(value, f"n{len(names)}"))
-    return digest(ast.dump(tree))
+    return ast.dump(tree)
