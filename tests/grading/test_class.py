@@ -271,7 +271,7 @@ def test_roster_lateness_overrides_and_platforms(small):
         (("--late", "harsh"), "--late harsh: expected none, zero"),
         (("--memory", "much"), "--memory much: not a size"),
         (("--memory", "inf"), "--memory inf: not a size"),
-        (("--memory", "-1G"), "--memory -1G: not a size"),
+        (("--memory", "0G"), "--memory 0G: not a size"),
         (("--jobs", "0"), "--jobs 0: at least one"),
         (("--total-timeout", "nan"), "numbers of seconds, greater than 0"),
         (("--also", "moodle"), "--also moodle: there are gradescope and canvas"),
