@@ -7,8 +7,8 @@ from utils import launch
 from utils.parallel.mesh import Training3D, make_mesh, shard_with_tensor_parallel
 from utils.parallel.model import LanguageModel
 from utils.theory.layout import Layout, coordinates, groups
+from utils.theory.layout_traffic import rank_elements, rank_parameters
 from utils.theory.models import Transformer
-from utils.theory.traffic import pipeline_elements_per_boundary, tensor_elements_per_layer
 
 BATCH, STEPS, VOCAB = 8, 10, 20
 CUBE = Layout(tensor=2, pipeline=2, data=2, micro_batch=1)
@@ -85,25 +85,28 @@ def one_step(config, layout):
     return sum(parameter.numel() for parameter in training.chunks.parameters())
 
 
-def test_each_dimension_sends_what_the_formulas_say():
-    config, layout = tiny(), CUBE
+@pytest.mark.parametrize("layout", [
+    CUBE,
+    CUBE.replace(zero_stage=1),
+    CUBE.replace(schedule="interleaved 1f1b", chunks=2),
+    CUBE.replace(schedule="zb-v"),
+    Layout(tensor=2, pipeline=4),
+    Layout(tensor=4, data=2, micro_batch=2),
+], ids=["cube", "ZeRO-1", "interleaved", "zb-v", "p = 4", "no pipeline"])
+def test_each_dimension_sends_what_the_formulas_say(layout):
+    config, layout = tiny(kv_heads=4), layout.replace(recomputation="none")
     run = launch(one_step, config, layout, world_size=8, echo=False, timeout=120)
-    calls, sizes, m = run.calls(), layout.sizes, BATCH // layout.data
-    names = {dimension: {",".join(map(str, group)) for group in groups(dimension, sizes)}
-             for dimension in ("tensor", "pipeline", "data")}
-    block_elements = layout.micro_batch * config.sequence * config.hidden
-    for rank in range(8):
-        own = calls[calls["rank"] == rank]
-        in_blocks = own[own.group.isin(names["tensor"]) & (own.elements == block_elements) & (own.op == "all_reduce")]
-        first = coordinates(rank, sizes)["pipeline"] == 0
-        layers = config.layers / layout.pipeline
-        sent = in_blocks.sent_bytes.sum() / 8 - m * first * block_elements  # the embedding's own all-reduce, forward
-        sent -= m * (not first) * block_elements                            # the head's, backward
-        assert sent == m * layers * tensor_elements_per_layer(config, layout.micro_batch, layout.tensor)
-        sends = own[(own.op == "send") & own.group.isin(names["pipeline"])]
-        assert sends.sent_bytes.sum() / 8 == m * pipeline_elements_per_boundary(config, layout.micro_batch)
-        reduced = own[own.group.isin(names["data"]) & (own.op == "all_reduce")]
-        assert reduced.sent_bytes.sum() / 8 == 2 * (layout.data - 1) / layout.data * run.results[rank]
+    calls = run.calls()
+    calls = calls[calls.elements > 1]  # the loss is one number
+    for rank, parameters in enumerate(run.results):
+        stage, own = coordinates(rank, layout.sizes)["pipeline"], calls[calls["rank"] == rank]
+        assert parameters == rank_parameters(config, layout, stage)
+        expected = rank_elements(config, layout, BATCH, stage, parameters)
+        expected["tensor"] += expected.pop("loss")
+        for dimension, elements in expected.items():
+            group = next(ranks for ranks in groups(dimension, layout.sizes) if rank in ranks)
+            sent = own[own.group == ",".join(map(str, group))].sent_bytes.sum() / 8
+            assert sent == pytest.approx(elements, rel=1e-12), (rank, dimension)
 
 
 def mesh_groups(layout):

@@ -1,11 +1,13 @@
 """The planner widget: its figures are the theory's, the papers' choices are found, and nothing breaks it."""
+import re
+
 import pytest
 
 from utils.theory.hardware import eos, selene
-from utils.theory.layout import plan
+from utils.theory.layout import Layout, plan
 from utils.theory.papers.narayanan import table_1_runs
 from utils.theory.presets import MODELS
-from utils.widgets import layout
+from utils.widgets import layout, layout_run
 from utils.widgets.layout_picture import parts_shown
 
 
@@ -15,7 +17,7 @@ def widget():
 
 
 def state_of(choice):
-    methods = "all" if choice.layout.zero_stage else "those of 2021"
+    methods = "all" if choice.layout.zero_stage else "as in 2021"
     return dict(model=choice.model, machine=choice.machine, gpus=choice.gpus, batch=choice.batch,
                 sequence=MODELS[choice.model].sequence, attention="flash" if choice.layout.flash_attention else "plain",
                 methods=methods)
@@ -102,3 +104,58 @@ def test_texts_lie_inside_the_figure_and_apart():
         width, height = figure.canvas.get_width_height()
         assert all(0 <= box.x0 and box.x1 <= width and 0 <= box.y0 and box.y1 <= height for box in boxes), label
         assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1:]), label
+
+
+# ---- real ranks
+
+def fastest_form(**sizes):
+    return layout_run.small_layout(Layout(**sizes))
+
+
+@pytest.mark.parametrize("small", [
+    fastest_form(tensor=8, pipeline=64, data=6, micro_batch=2, recomputation="full", sequence_parallel=True),
+    fastest_form(tensor=8, pipeline=8, data=24, schedule="interleaved 1f1b", chunks=4),
+    fastest_form(tensor=4, data=2, zero_stage=3),
+    fastest_form(pipeline=4),
+    fastest_form(micro_batch=8),
+], ids=lambda small: f"t{small.tensor} p{small.pipeline} d{small.data}")
+def test_every_byte_of_real_ranks_is_predicted(small):
+    run = layout_run.measure_layout(small)
+    assert run.sent_bytes == layout_run.predict_layout(small)
+    assert run.loss == pytest.approx(run.loss_alone, rel=1e-12)
+
+
+def test_a_small_layout_keeps_its_kind():
+    small = fastest_form(tensor=8, pipeline=8, data=24, schedule="interleaved 1f1b", chunks=4, zero_stage=2, micro_batch=4)
+    cube = Layout(tensor=2, pipeline=2, data=2, schedule="interleaved 1f1b", chunks=2)
+    assert small == cube.replace(zero_stage=1, recomputation="none")
+    assert fastest_form(tensor=8, data=3).sizes == Layout(tensor=2, data=2).sizes
+
+
+def test_the_button_lays_its_run_over_the_prediction():
+    frame = layout.plan_layouts()
+    assert "real rank" not in frame.text
+    before = bytes(frame.picture.value)
+    frame.run().join(150)
+    assert not frame.note.value
+    assert re.search(r"· a small Llama as t2 p2 d2 on 8 real ranks: sent .* along tensor \(ratio 1.00\), .* along pipeline "
+                     r"\(ratio 1.00\), .* along data \(ratio 1.00\); loss (\S+), in one process \1$", frame.text)
+    assert bytes(frame.picture.value) != before
+    frame.preset.value = "a student's two T4: GPT-2 1.5B"
+    assert "real rank" not in frame.text
+
+
+def test_where_nothing_fits_there_is_nothing_to_run():
+    frame = layout.plan_layouts("narayanan-1008b", list(layout.MACHINES)[4], 2, 32)
+    frame.run().join(10)
+    assert "No layout fits; they fall out: 30 for memory, 5 for layers. Take more GPUs" in frame.note.value and not frame.runs
+
+
+def test_a_measurement_that_differs_shows_its_ratio():
+    small = fastest_form(tensor=8, pipeline=8, data=24, schedule="interleaved 1f1b", chunks=2)
+    sent = {name: 2 * n_bytes for name, n_bytes in layout_run.predict_layout(small).items()}
+    run = layout_run.LayoutRun(small, sent, 4.0, 4.1)
+    assert "along pipeline (ratio 2.00)" in layout.plan_sentence(runs=[run])
+    assert "loss 4.000000, in one process 4.100000" in layout.plan_sentence(runs=[run])
+    drawn = [text.get_text() for axes in layout.draw_plan(runs=[run]).axes for text in axes.texts]
+    assert sum("(2.00)" in text for text in drawn) == 3

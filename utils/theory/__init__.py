@@ -10,6 +10,7 @@ arguments    the sentences that refuse a wrong argument
 hardware     chips, links and clusters
 collectives  what each rank sends in a collective, in how many steps, in how many seconds (with `ring`)
 traffic      which collectives each kind of parallelism needs, and of what size
+             (`layout_traffic`: the same for one rank of a layout, by dimension)
 models       transformers: parameters, floating point operations; `presets` has those of the papers
 memory       training state, what fits, fine-tuning, offload; `resnet` for the first lesson's model
 activations  what a transformer's layers keep for the backward pass

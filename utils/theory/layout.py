@@ -7,6 +7,7 @@
 256
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 
@@ -118,10 +119,13 @@ class Plan:
         """The fastest layout that fits; ValueError when none does."""
         if self.ranked:
             return self.ranked[0]
-        counts = {}
-        for each in self.rejected:
-            counts[each.reason] = counts.get(each.reason, 0) + 1
-        raise ValueError(f"No layout fits; rejected by reason: {counts}. Take more GPUs or a smaller batch.")
+        reasons = ", ".join(f"{count:,} for {reason}" for reason, count in self.reasons.items())
+        raise ValueError(f"No layout fits; they fall out: {reasons}. Take more GPUs, or a smaller model or batch.")
+
+    @property
+    def reasons(self):
+        """{reason: how many layouts fall out for it}, the most frequent first."""
+        return dict(Counter(each.reason for each in self.rejected).most_common())
 
 
 def plan(

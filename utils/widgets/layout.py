@@ -15,10 +15,12 @@ from utils.theory.papers.narayanan import table_1_runs
 from utils.theory.presets import MODELS
 from utils.widgets import style
 from utils.widgets.frame import Frame
-from utils.widgets.layout_picture import draw_ranking
+from utils.widgets.layout_picture import HEIGHT_INCHES, draw_ranking, draw_small
+from utils.widgets.layout_run import LayoutRun, last_run, measure_layout, predict_layout, small_layout
 from utils.widgets.style import bytes_text, seconds_text
 
-__all__ = ["MACHINES", "Choice", "cluster_of", "draw_plan", "find_plan", "paper_choice", "plan_layouts", "plan_sentence"]
+__all__ = ["MACHINES", "Choice", "LayoutRun", "cluster_of", "draw_plan", "find_plan", "measure_best", "paper_choice",
+           "plan_layouts", "plan_sentence"]
 
 MACHINES = {
     "A100-80GB, NVLink 3, InfiniBand HDR": ("A100-80GB", 8, "nvlink3", "infiniband hdr"),
@@ -31,9 +33,9 @@ MACHINES = {
 
 METHODS = {
     "all": {"recomputations": ("none", "selective", "full"), "zero_stages": (0, 1, 2, 3)},
-    "those of 2021": {"recomputations": ("none", "full"), "zero_stages": (0,)},
+    "as in 2021": {"recomputations": ("full",), "zero_stages": (0,)},
 }
-"""What the layouts may use. Selective recomputation is from 2022, and Megatron-LM then had no ZeRO."""
+"""What the layouts may use. Narayanan et al. recomputed all in their runs; selective recomputation and ZeRO came later."""
 
 SHOWN_MODELS = [name for name in MODELS if name.startswith(("gpt", "narayanan", "llama"))]
 GPUS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1920, 2048, 2520, 3072, 4096, 8192, 16384]
@@ -69,8 +71,8 @@ def paper_choices() -> dict[str, Choice]:
 PAPER_CHOICES = paper_choices()
 
 
-def plan_layouts(model: str = "narayanan-18.4b", machine: str = "A100-80GB, NVLink 3, InfiniBand HDR", gpus: int = 256,
-                 batch: int = 1024, sequence: int = 2048, attention: str = "plain", methods: str = "those of 2021") -> Frame:
+def plan_layouts(model: str = "narayanan-145.6b", machine: str = "A100-80GB, NVLink 3, InfiniBand HDR", gpus: int = 1536,
+                 batch: int = 2304, sequence: int = 2048, attention: str = "plain", methods: str = "as in 2021") -> Frame:
     """A widget that ranks all layouts of a model on a cluster.
 
     model      a name in utils.theory.presets.MODELS
@@ -81,7 +83,8 @@ def plan_layouts(model: str = "narayanan-18.4b", machine: str = "A100-80GB, NVLi
     methods    a name in METHODS: which recomputations and ZeRO stages are tried
 
     The papers' own choices are presets; their layout is marked in the ranking. A student's two T4 and a single server
-    of eight are presets too.
+    of eight are presets too. The button trains a small Llama in the fastest layout, each dimension cut to two, on at
+    most 8 real ranks, and lays the bytes that each dimension sent beside the formulas.
     """
     controls = {
         "model": ipywidgets.Dropdown(value=model, options=SHOWN_MODELS, description="model"),
@@ -95,7 +98,7 @@ def plan_layouts(model: str = "narayanan-18.4b", machine: str = "A100-80GB, NVLi
     presets = {label: {"model": choice.model, "machine": choice.machine, "gpus": choice.gpus, "batch": choice.batch,
                        "sequence": MODELS[choice.model].sequence,
                        "attention": "flash" if choice.layout.flash_attention else "plain",
-                       "methods": "all" if choice.layout.zero_stage else "those of 2021"}
+                       "methods": "all" if choice.layout.zero_stage else "as in 2021"}
                for label, choice in PAPER_CHOICES.items()}
     presets["a single server: Llama 3 8B on 8 H100"] = {
         "model": "llama3-8b", "machine": list(MACHINES)[1], "gpus": 8, "batch": 128, "sequence": 8192, "attention": "flash",
@@ -103,7 +106,7 @@ def plan_layouts(model: str = "narayanan-18.4b", machine: str = "A100-80GB, NVLi
     presets["a student's two T4: GPT-2 1.5B"] = {
         "model": "gpt2-1.5b", "machine": list(MACHINES)[4], "gpus": 2, "batch": 32, "sequence": 1024, "attention": "flash",
         "methods": "all"}
-    return Frame(controls, draw_plan, plan_sentence, presets=presets)
+    return Frame(controls, draw_plan, plan_sentence, measure_best, presets, announce=announce_best)
 
 
 def cluster_of(machine: str, gpus: int) -> Cluster:
@@ -126,6 +129,20 @@ def find_plan(model: str, machine: str, gpus: int, batch: int, sequence: int, at
     return plan(shape, cluster, batch, chunks=_CHUNKS, flash_attention=flash, **tried)
 
 
+def measure_best(**state) -> LayoutRun:
+    """Train a small Llama in the small form of the fastest layout for this state of the widget.
+
+    Raises ValueError when no layout fits, RankError when a rank fails.
+    """
+    return measure_layout(small_layout(find_plan(**state).best.layout))
+
+
+def announce_best(**state) -> str:
+    """What the widget says while the ranks run."""
+    found = find_plan(**state)
+    return f"Training a small Llama as {cut_text(small_layout(found.best.layout))} …" if found.ranked else "No layout fits …"
+
+
 def paper_choice(model: str, machine: str, gpus: int, batch: int, sequence: int, **_) -> Choice | None:
     """The paper's choice for exactly this state of the widget, if there is one."""
     state = (model, machine, gpus, batch, sequence)
@@ -134,15 +151,15 @@ def paper_choice(model: str, machine: str, gpus: int, batch: int, sequence: int,
     return fitting[0] if fitting else None
 
 
-def plan_sentence(model="narayanan-18.4b", machine="A100-80GB, NVLink 3, InfiniBand HDR", gpus=256, batch=1024,
-                  sequence=2048, attention="plain", methods="those of 2021", runs=()) -> str:
+def plan_sentence(model="narayanan-145.6b", machine="A100-80GB, NVLink 3, InfiniBand HDR", gpus=1536, batch=2304,
+                  sequence=2048, attention="plain", methods="as in 2021", runs=()) -> str:
     """The best layout, how many fit, why the others fall out, and where the paper's own choice stands."""
     state = dict(model=model, machine=machine, gpus=gpus, batch=batch, sequence=sequence,
                  attention=attention, methods=methods)
     found = find_plan(**state)
     tried = len(found.ranked) + len(found.rejected)
     text = f"{len(found.ranked):,} of {tried:,} layouts fit"
-    reasons = reasons_of(found)
+    reasons = found.reasons
     if reasons:
         text += " (" + ", ".join(f"{count:,} fall out for {name}" for name, count in reasons.items()) + ")"
     if not found.ranked:
@@ -154,15 +171,14 @@ def plan_sentence(model="narayanan-18.4b", machine="A100-80GB, NVLink 3, InfiniB
     if place is not None:
         slower = found.ranked[place].step.seconds / best.step.seconds - 1
         text += f" · the paper's layout is no. {place + 1}, {100 * slower:.0f} % slower by this model"
-    return text
-
-
-def reasons_of(found: Plan) -> dict[str, int]:
-    """{reason: layouts that fall out for it}, the most frequent first."""
-    counts = {}
-    for each in found.rejected:
-        counts[each.reason] = counts.get(each.reason, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+    run = last_run(runs, small_layout(best.layout))
+    if run is None:
+        return text
+    predicted = predict_layout(run.layout)
+    sent = [f"{bytes_text(run.sent_bytes[name])} along {name} (ratio {run.sent_bytes[name] / n_bytes:.2f})"
+            for name, n_bytes in predicted.items()]
+    return (f"{text} · a small Llama as {cut_text(run.layout)}: sent {', '.join(sent) or 'nothing'}; "
+            f"loss {run.loss:.6f}, in one process {run.loss_alone:.6f}")
 
 
 def place_of(found: Plan, choice: Choice | None) -> int | None:
@@ -176,22 +192,35 @@ def place_of(found: Plan, choice: Choice | None) -> int | None:
 
 def layout_text(layout: Layout) -> str:
     """A layout in a few letters: t8 p4 d32 · b2 v3 · full recomputation · ZeRO-1."""
-    text = f"t{layout.tensor} p{layout.pipeline} d{layout.data} · b{layout.micro_batch}"
+    text = f"{_sizes_text(layout)} · b{layout.micro_batch}"
     text += f" v{layout.chunks}" if layout.chunks > 1 else ""
     text += f" · {layout.recomputation} recomputation" if layout.recomputation != "none" else ""
     return text + (f" · ZeRO-{layout.zero_stage}" if layout.zero_stage else "")
 
 
-def draw_plan(model="narayanan-18.4b", machine="A100-80GB, NVLink 3, InfiniBand HDR", gpus=256, batch=1024,
-              sequence=2048, attention="plain", methods="those of 2021", runs=(), figure=None):
-    """Draw the fastest layouts as stacked bars of seconds, the paper's own marked, and why the others fall out.
+def cut_text(layout: Layout) -> str:
+    """A small layout and its ranks: t2 p1 d2 on 4 real ranks."""
+    return f"{_sizes_text(layout)} on {layout.world_size} real rank{'s' * (layout.world_size > 1)}"
 
+
+def _sizes_text(layout):
+    return f"t{layout.tensor} p{layout.pipeline} d{layout.data}"
+
+
+def draw_plan(model="narayanan-145.6b", machine="A100-80GB, NVLink 3, InfiniBand HDR", gpus=1536, batch=2304,
+              sequence=2048, attention="plain", methods="as in 2021", runs=(), figure=None):
+    """Draw the fastest layouts as stacked bars of seconds, the paper's own marked, why the others fall out, and a run.
+
+    runs: LayoutRuns; the latest of the fastest layout's small form is drawn over the prediction.
     Returns the matplotlib Figure.
     """
     state = dict(model=model, machine=machine, gpus=gpus, batch=batch, sequence=sequence,
                  attention=attention, methods=methods)
     found = find_plan(**state)
     chip = CHIPS[MACHINES[machine][0]]
-    with style.drawing(figure, height=4.6) as figure:
-        draw_ranking(figure, found, place_of(found, paper_choice(**state)), reasons_of(found), layout_text, chip)
+    with style.drawing(figure, height=HEIGHT_INCHES) as figure:
+        draw_ranking(figure, found, place_of(found, paper_choice(**state)), found.reasons, layout_text, chip)
+        if found.ranked:
+            small = small_layout(found.best.layout)
+            draw_small(figure, cut_text(small), predict_layout(small), last_run(runs, small))
     return figure

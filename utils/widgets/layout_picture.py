@@ -1,10 +1,14 @@
-"""The planner's picture: the fastest layouts as stacked bars, and why the others fall out."""
+"""The planner's picture: the fastest layouts as stacked bars, why the others fall out, and a small one on real ranks."""
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from utils.widgets import style
 from utils.widgets.style import INK, QUIET, bytes_text, colour, half_strength, idle, seconds_text
 
 LINES = 8
+HEIGHT_INCHES, _RANKING_INCHES = 5.75, 4.6
+_LEFT, _BARS_WIDTH = 0.38, 0.48
 
 # parts of a step, as one sees them: its look and the theory's names for it
 _LOOKS = {
@@ -29,13 +33,46 @@ def draw_ranking(figure, found, paper_place, reasons, layout_text, chip):
     if paper_place is not None and paper_place not in places:
         places.append(paper_place)
     if places:
-        _draw_bars(figure.add_axes((0.38, 0.31, 0.48, 0.55)), found, places, paper_place, layout_text)
+        _draw_bars(_axes(figure, 0.31, 0.55), found, places, paper_place, layout_text)
     else:
-        figure.text(0.5, 0.6, "No layout fits", ha="center", fontsize=14, color=INK)
-    figure.text(0.015, 0.965, _title(found, paper_place), fontsize=10, weight="bold", va="top")
-    figure.text(0.015, 0.91, f"seconds per step on the busiest rank · memory on the fullest, of {bytes_text(chip.memory_bytes)}",
-                fontsize=8, color=QUIET, va="top")
-    _draw_reasons(figure.add_axes((0.38, 0.055, 0.48, 0.1)), reasons)
+        figure.text(0.5, _height(0.6), "No layout fits", ha="center", fontsize=14, color=INK)
+    figure.text(0.015, _height(0.965), _title(found, paper_place), fontsize=10, weight="bold", va="top")
+    figure.text(0.015, _height(0.91), f"seconds per step on the busiest rank · memory on the fullest, of "
+                f"{bytes_text(chip.memory_bytes)}", fontsize=8, color=QUIET, va="top")
+    _draw_reasons(_axes(figure, 0.055, 0.1), reasons)
+
+
+def draw_small(figure, name, predicted, run):
+    """Below the ranking: bytes that each dimension sends in the small layout called `name`, and a LayoutRun of it or None."""
+    figure.add_artist(Line2D([0.015, 0.985], [_height(0.03)] * 2, color=style.FAINT, linewidth=0.8))
+    figure.text(0.015, _height(0.0), f"The fastest, small: {name}", fontsize=8, weight="bold", va="top")
+    key = "wide: by formula · narrow: measured" if run else "by formula, not yet run"
+    figure.text(0.015, _height(-0.042), f"bytes that all ranks send in a step of a small Llama · {key}", fontsize=7,
+                color=QUIET, va="top")
+    axes = figure.add_axes((_LEFT, 0.01, _BARS_WIDTH, 0.125))
+    axes.axis("off")
+    axes.set_ylim(2.6, -0.6)
+    if not predicted:
+        axes.text(0, 1, "one rank sends nothing", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+        return
+    axes.set_xlim(0, 1.02 * max(predicted.values()))
+    for line, (dimension, n_bytes) in enumerate(predicted.items()):
+        axes.barh(line, n_bytes, height=0.72, **style.theory("communication"))
+        axes.text(-0.015, line, dimension, transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize=8)
+        text = bytes_text(n_bytes)
+        if run:
+            axes.barh(line, run.sent_bytes[dimension], height=0.36, **style.measured("communication"))
+            text += f" ({run.sent_bytes[dimension] / n_bytes:.2f})"
+        axes.text(1.02, line, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+
+
+def _height(share):
+    """A height within the ranking, which is the upper part of the figure, as a share of the whole figure's."""
+    return 1 - (1 - share) * _RANKING_INCHES / HEIGHT_INCHES
+
+
+def _axes(figure, bottom, height):
+    return figure.add_axes((_LEFT, _height(bottom), _BARS_WIDTH, height * _RANKING_INCHES / HEIGHT_INCHES))
 
 
 def _title(found, paper_place):
@@ -69,7 +106,7 @@ def _draw_bars(axes, found, places, paper_place, layout_text):
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(lambda seconds, _: seconds_text(seconds))
     handles = [Patch(label=label, **look) for label, look in looks.items()]
-    axes.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.01, 0.245), ncols=len(looks), fontsize=7,
+    axes.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.01, _height(0.245)), ncols=len(looks), fontsize=7,
                        handlelength=1.1, handletextpad=0.4, columnspacing=0.9)
 
 
@@ -87,7 +124,7 @@ def _draw_reasons(axes, reasons):
     shades = ("#BBBBBB", "#D2D2D2", "#E0E0E0", "#EBEBEB", "#F4F4F4")
     for (reason, count), shade in zip(reasons.items(), shades):
         axes.barh(0, count, left=left, height=0.8, color=shade, edgecolor="white")
-        if count / total > 0.1:
+        if count / total > 0.14:
             axes.text(left + count / 2, 0, f"{reason}\n{count:,}", ha="center", va="center", fontsize=7, linespacing=0.95)
         left += count
     axes.set_xlim(0, total)
