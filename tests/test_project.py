@@ -72,10 +72,10 @@ def course(tmp_path):
     return tmp_path
 
 
-# A Python that has torch 2.8.0 and writes down what it is told to run.
+# A Python that has torch 2.10.0 and writes down what it is told to run.
 PRETENDER = """case "$*" in
   "-m pip --version") ;;
-  *version*torch*) echo 2.8.0+cu126 ;;
+  *version*torch*) echo 2.10.0+cu126 ;;
   *) echo "$*" >>calls ;;
 esac
 """
@@ -115,7 +115,7 @@ def test_an_installed_torch_is_kept_and_a_second_call_installs_nothing(course):
         assert make(course, "lab").returncode == 0
     install, *opened = (course / "calls").read_text().splitlines()
     assert install.startswith("-m pip install") and install.endswith("--editable . --constraint build/constraints.txt")
-    assert (course / "build" / "constraints.txt").read_text().splitlines() == ["torch==2.8.0+cu126", "nbval==0.11.0"]
+    assert (course / "build" / "constraints.txt").read_text().splitlines() == ["torch==2.10.0+cu126", "nbval==0.11.0"]
     assert len(opened) == 2 and all("jupyterlab" in call and "lessons/00_start_here.ipynb" in call for call in opened)
 
 
@@ -132,7 +132,7 @@ def test_the_active_python_is_used_without_an_environment(course):
     name = program(course / "python", PRETENDER)
     assert make(course, "lab", "VENV=", f"PYTHON={name}").returncode == 0
     assert not (course / ".venv").exists()
-    assert "torch==2.8.0+cu126" in (course / "build" / "constraints.txt").read_text()
+    assert "torch==2.10.0+cu126" in (course / "build" / "constraints.txt").read_text()
 
 
 def test_only_root_asks_jupyterlab_to_allow_root(course):
