@@ -6,6 +6,7 @@ from utils.ranks.record import Call, Record
 from utils.ranks.wording import call_text, group_text, place_text, ranks_text, size_text, verb
 
 _SIZE_MAY_DIFFER = {"all_to_all", "barrier"}
+_GROUP_RULE = "Every rank must call new_group for every group, in the same order, also for groups that it is not in."
 _RULE = "All ranks of a group must call the same collectives, in the same order, with the same sizes and dtypes."
 
 
@@ -42,13 +43,12 @@ def _compare_members(records):
     """Ranks that made different groups as their n-th one: torch numbers groups by how many a rank has made."""
     known = {}
     for record in records:
-        for call in record.calls:
+        for call in record.new_groups + record.calls:
             other = known.setdefault(call.group, call)
             if other.ranks != call.ranks:
                 yield Difference(
                     f"Ranks {other.rank} and {call.rank} made different groups at the same time: one with "
-                    f"{ranks_text(other.ranks)}, one with {ranks_text(call.ranks)}. Every rank must call new_group for "
-                    "every group, in the same order, also for groups that it is not in.", (other.rank, call.rank))
+                    f"{ranks_text(other.ranks)}, one with {ranks_text(call.ranks)}. {_GROUP_RULE}", (other.rank, call.rank))
                 return
 
 
@@ -92,10 +92,12 @@ def _suspicious_order(sequences):
     """Same operations and sizes, but the callers' names (or lines) show that the tensors were taken in another order."""
     first, *others = sequences
     ours = [_identity(call) for call in sequences[first]]
+    known = set(ours)
     for other in others:
         theirs = [_identity(call) for call in sequences[other]]
+        known_there = set(theirs)
         crossed = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=False))
-                   if a != b and a is not None and b is not None and a in theirs and b in ours]
+                   if a != b and a is not None and b is not None and a in known_there and b in known]
         if crossed:
             i = crossed[0]
             call, their = sequences[first][i], sequences[other][i]
@@ -156,11 +158,12 @@ def deadlock(records: list[Record], waits_unseen: bool = False) -> str | None:
 
     A proof, not a guess: every rank has returned or waits in a call, and none of these calls can be completed,
     since its partners returned or wait elsewhere. Compiled code (DDP's backward, say) waits without our seeing it:
-    with `waits_unseen` a call that is open without its partners counts as waited for.
+    with `waits_unseen` such a call that is open without its partners counts as waited for.
     """
     waiting = {record.rank: record.waiting_in() for record in records if not record.returned}
     if waits_unseen:
-        waiting = {rank: call or next((call for call in records[rank].open_calls() if _partners_not_there(call, records)), None)
+        waiting = {rank: call or next((call for call in records[rank].open_calls()
+                                       if call.unseen and _partners_not_there(call, records)), None)
                    for rank, call in waiting.items()}
     if not waiting or any(call is None for call in waiting.values()):
         return None
@@ -178,9 +181,22 @@ def deadlock(records: list[Record], waits_unseen: bool = False) -> str | None:
     elif ops == {"send"}:
         head = f"Deadlock: {ranks_text(waiting)} all wait in send until the other side receives, and nobody receives."
     else:
-        head = f"Deadlock: {ranks_text(waiting)} wait for each other."
+        head = f"Deadlock: {_parties(waiting)}."
     lines = [waiting_text(call, len(records)) for call in waiting.values()] + [f"rank {rank} has returned" for rank in returned]
-    return "\n".join([head, *(f"  {line}" for line in lines)])
+    rule = [_GROUP_RULE] if "new_group" in ops else []
+    return "\n".join([head, *(f"  {line}" for line in lines), *rule])
+
+
+def _parties(waiting) -> str:
+    """Who waits for whom; of two parties, which wait in different calls, the smaller one first: it went astray."""
+    parties = defaultdict(list)
+    for rank, call in waiting.items():
+        parties[call_text(call)].append(rank)
+    if len(parties) != 2:
+        return f"{ranks_text(waiting)} wait for each other"
+    few, many = sorted(parties, key=lambda text: len(parties[text]))
+    return (f"{ranks_text(parties[few])} {verb(parties[few], 'waits', 'wait')} in {few}, but {ranks_text(parties[many])} "
+            f"{verb(parties[many], 'waits', 'wait')} in {many}")
 
 
 def waiting_text(call: Call, world_size: int) -> str:
@@ -196,6 +212,9 @@ def _can_complete(call, records):
 
 def _partners_not_there(call, records) -> list[int]:
     """The ranks whose side of this call is still missing."""
+    if call.op == "new_group":
+        made = {record.rank for record in records for other in record.new_groups if other.group == call.group}
+        return [rank for rank in call.ranks if rank not in made]
     if not call.point_to_point:
         sequences = collectives_by_group(records)[call.group, call.ranks]
         index = _index(call, sequences[call.rank])

@@ -112,18 +112,23 @@ def _new_description(operator, group, arguments, full, part):
         elements, n_bytes = own[0].numel() * n, own[0].nbytes * n
     root = arguments.get("root_rank")
     peer = arguments.get("dst", arguments.get("src"))
-    sent, received = bytes_by_definition(op, n_bytes, n, is_root=root is not None and ranks[root] == me,
+    sent, received = bytes_by_definition(op, n_bytes, n, is_root=root is not None and _member(ranks, root) == me,
                                          parts=_parts(operator, arguments, full, part, ranks.index(me), n))
     fields = {
         "op": op, "group": group.group_name, "ranks": ranks, "elements": elements,
         "dtype": str(own[0].dtype).removeprefix("torch.") if own else "",
         "shape": tuple(own[0].shape) if own else (),
         "sent": sent, "received": received,
-        "root": None if root is None else ranks[root], "peer": None if peer is None else ranks[peer],
+        "root": _member(ranks, root), "peer": _member(ranks, peer),
         "tag": arguments.get("tag"),
     }
-    ends = ranks if peer is None else (me, ranks[peer])
+    ends = ranks if peer is None else (me, _member(ranks, peer))
     return Description(json.dumps(fields)[1:-1], op, ends, n_bytes)
+
+
+def _member(ranks, index):
+    """The global rank of a group's member; one that does not exist keeps its number, for torch to refuse."""
+    return ranks[index] if index is not None and 0 <= index < len(ranks) else index
 
 
 def _parts(operator, arguments, full, part, index, group_size):

@@ -14,6 +14,7 @@ import weakref
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
+from torch.distributed import distributed_c10d
 
 from utils.ranks.description import (
     OPERATORS,
@@ -33,7 +34,8 @@ _METHODS = {
     "recv": ("recv_", ("tensors", "src", "tag")),
 }
 _PLAIN_METHODS = {method: ProcessGroup.__dict__[method] for method in _METHODS}
-_PLAIN_WAIT = Work.__dict__["wait"]
+_PLAIN_WAIT, _PLAIN_GET_FUTURE = Work.__dict__["wait"], Work.__dict__["get_future"]
+_PLAIN_NEW_GROUP = distributed_c10d._new_process_group_helper
 _delays = Delays(None)
 _kept = []  # a registration of kernels lives as long as its library object
 
@@ -52,7 +54,8 @@ def install(recorder: Recorder | None, cluster: SlowLinks | None = None) -> None
     _kept.append(library)
     if recorder is not None:
         forget_descriptions()  # the process groups may be new ones
-        Work.wait = _recorded_wait(recorder)
+        Work.wait, Work.get_future = _recorded_wait(recorder), _recorded_get_future(recorder)
+        distributed_c10d._new_process_group_helper = _recorded_new_group(recorder)
         for method in _METHODS:
             setattr(ProcessGroup, method, _recorded_method(method, recorder))
 
@@ -62,7 +65,8 @@ def uninstall() -> None:
     for library in _kept:
         library._destroy()
     _kept.clear()
-    Work.wait = _PLAIN_WAIT
+    Work.wait, Work.get_future = _PLAIN_WAIT, _PLAIN_GET_FUTURE
+    distributed_c10d._new_process_group_helper = _PLAIN_NEW_GROUP
     for method, plain in _PLAIN_METHODS.items():
         setattr(ProcessGroup, method, plain)
 
@@ -88,7 +92,7 @@ def _kernel(operator, recorder):
         try:
             result = function.redispatch(below, *values, **keywords)
         except BaseException:
-            recorder.step("failed", number)
+            recorder.step("refused", number)
             raise
         boxed = result[-1] if isinstance(result, (tuple, list)) and result else result
         if isinstance(boxed, torch.ScriptObject):
@@ -116,7 +120,7 @@ def _recorded_method(method, recorder):
             with torch._C._ExcludeDispatchKeyGuard(the_kernel):
                 work = plain(group, *values)
         except BaseException:
-            recorder.step("failed", number)
+            recorder.step("refused", number)
             raise
         _note_end(recorder, number, operator, work, waits)
         return work
@@ -130,7 +134,7 @@ def _begin(recorder, operator, group, arguments, waits, python_waits=True):
     refuse_what_goes_wrong(operator, full, part)
     number = recorder.next_number()
     description = describe(operator, group, arguments, full, part)
-    recorder.call(number, waits, description.text + caller(part or full))
+    recorder.call(number, waits, not python_waits, description.text + caller(part or full))
     _delays.before(number, description, only_cpp_waits=not python_waits)
     return number
 
@@ -148,11 +152,12 @@ class _Last(threading.local):
             _calls_of[earlier] = self.call
         self.work, self.call = work, call
 
-    def call_of(self, work):
+    def call_of(self, work, goes_on=False):
         if work is not self.work:
             self.replace(None, (None, True))
             return _calls_of.get(work, (None, True))
-        self.work = None
+        if not goes_on:
+            self.work = None
         return self.call
 
 
@@ -173,7 +178,7 @@ def _note_end(recorder, number, operator, work, waits):
         recorder.step("done", number, at=_delays.transferred(number))
 
     try:
-        work.get_future().add_done_callback(done)
+        _PLAIN_GET_FUTURE(work).add_done_callback(done)
     except RuntimeError:
         pass  # a backend without futures: wait() tells the end
 
@@ -183,8 +188,8 @@ def _recorded_wait(recorder):
         number, noted = _last.call_of(work)
         if number is None:
             return _PLAIN_WAIT(work, *args, **keywords)
-        if not noted:
-            recorder.step("wait", number)
+        if not noted and not args and not keywords:  # with a limit of its own it is no wait for ever
+            recorder.waits(number)
         try:
             result = _PLAIN_WAIT(work, *args, **keywords)
         except BaseException:
@@ -195,3 +200,34 @@ def _recorded_wait(recorder):
         return result
 
     return wait
+
+
+def _recorded_get_future(recorder):
+    """Who asks for the future may wait for that, as DDP's reducer does for its hooks'."""
+    def get_future(work):
+        number, _ = _last.call_of(work, goes_on=True)
+        if number is not None:
+            recorder.step("future", number)
+        return _PLAIN_GET_FUTURE(work)
+
+    return get_future
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
+def _recorded_new_group(recorder):
+    """The members of a new group wait in there for each other."""
+    def new_process_group_helper(group_size, group_rank, members, backend, store, group_name, *args, **keywords):
+        def make():
+            return _PLAIN_NEW_GROUP(group_size, group_rank, members, backend, store, group_name, *args, **keywords)
+
+        if not members or dist.get_rank() not in members:  # the default group, or one that only others wait for
+            return make()
+        number = recorder.next_number()
+        recorder.new_group(number, str(group_name), members, caller([]))
+        try:
+            return make()
+        finally:
+            recorder.step("done", number)
+
+    return new_process_group_helper

@@ -1,7 +1,8 @@
 """A process that has torch loaded and does nothing but fork ranks: a fork takes milliseconds, an import seconds.
 
 It never runs a torch operation, has no second Python thread and never touches a GPU, so its children start clean.
-It speaks over one socket with the notebook: a message in (with the rank's files), a message out when a rank ends.
+It speaks over one socket with the notebook: a message in (with the rank's files), a message out when a rank ends or is
+stopped. Asked for the end of a run, it answers when nothing of the run is left, the ranks' own children included.
 When the notebook goes away, the socket closes, and everything here ends.
 """
 import atexit
@@ -36,6 +37,7 @@ def main(control_descriptor: int) -> None:
     signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
     _adopt_orphans()
     ranks: dict[int, int] = {}  # process id -> rank
+    run_ends = False
     _say(control, {"ready": os.getpid()})
     while True:
         readable, _, _ = select.select([control, child_ended], [], [])
@@ -47,9 +49,8 @@ def main(control_descriptor: int) -> None:
             text, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, len(Files._fields))
             if not text:
                 _kill(ranks, signal.SIGKILL)
-                while ranks:  # see them off: nobody else will
+                while not _report_ended(control, ranks):  # see them off: nobody else will
                     select.select([child_ended], [], [], 0.1)
-                    _report_ended(control, ranks)
                 return
             message = json.loads(text)
             if "start" in message:
@@ -63,6 +64,12 @@ def main(control_descriptor: int) -> None:
                     os.close(descriptor)
             elif "signal" in message:
                 _kill(ranks, message["signal"])
+            elif "end" in message:
+                _kill(ranks, signal.SIGKILL)
+                run_ends = True
+        if run_ends and _report_ended(control, ranks):
+            run_ends = False
+            _say(control, {"gone": True})
 
 
 def _preload():
@@ -116,30 +123,36 @@ def _lead_own_group(process_id):
         os.setpgid(process_id, process_id)
 
 
-def _report_ended(control, ranks):
-    """Tell the notebook which ranks ended and how; end whatever they left running."""
+def _report_ended(control, ranks) -> bool:
+    """Tell the notebook which ranks ended and how; end whatever they left running. True when no process is left."""
     while True:
         try:
-            process_id, status = os.waitpid(-1, os.WNOHANG)
+            process_id, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
         except ChildProcessError:
-            return
+            return True
         if process_id == 0:
-            return
-        rank = ranks.pop(process_id, None)
-        if rank is None:
+            break
+        if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+            if process_id in ranks:
+                _say(control, {"stopped": ranks[process_id], "by": os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0})
             continue
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process_id, signal.SIGKILL)
-        if not ranks:
-            _end_orphans()
-        _say(control, {"ended": rank, "status": os.waitstatus_to_exitcode(status)})
+        rank = ranks.pop(process_id, None)
+        if rank is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process_id, signal.SIGKILL)
+            _say(control, {"ended": rank, "status": os.waitstatus_to_exitcode(status)})
+    if not ranks:
+        _end_orphans()  # each that ends may hand us its children: then we are here again
+    return False
 
 
 def _kill(ranks, signal_number):
     for process_id in ranks:
+        if signal_number == signal.SIGKILL:  # an end is for the rank's children too
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process_id, signal_number)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            # a request for the stack is for the rank alone; an end is for its children too
-            (os.killpg if signal_number == signal.SIGKILL else os.kill)(process_id, signal_number)
+            os.kill(process_id, signal_number)  # by its own number too: it may have joined another group
 
 
 def _adopt_orphans():
@@ -151,14 +164,10 @@ def _adopt_orphans():
 
 
 def _end_orphans():
-    for _ in range(8):  # ending one may hand us its children
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
-            children = file.read().split()
-            for child in children:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(int(child), signal.SIGKILL)
-            if not children:
-                return
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+        for child in file.read().split():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(child), signal.SIGKILL)
 
 
 def _say(control, message):

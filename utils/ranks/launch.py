@@ -12,6 +12,7 @@ from utils.ranks import pickles
 from utils.ranks.backend import Choice, choose_backend, count_gpus
 from utils.ranks.compare import deadlock, differences
 from utils.ranks.files import Files, open_files
+from utils.ranks.interrupts import interrupts_held
 from utils.ranks.processes import start_processes
 from utils.ranks.rank import inside_a_run
 from utils.ranks.record import Record
@@ -24,6 +25,7 @@ _LONG_QUIET_SECONDS = 5.0     # and so long before an open call counts as waited
 _STARTING_SECONDS = 60.0      # so long may the ranks take, on a busy machine, before the function starts
 _FELLOW_SECONDS = 0.5         # so long we wait, after a failure, for the failures that came with it
 _LONGEST_OUTPUT = 20_000_000  # bytes that one rank may print
+_LONGEST_STACK = 1_000_000    # bytes of a rank's stack dumps that are looked at
 _SHOWN_LINES = 200            # of one rank in a cell's output; the rest is in run.outputs
 _SHOWN_CHARACTERS = 20_000
 
@@ -111,7 +113,7 @@ def _show_once(banner):
 def _run(call, world_size, timeout, choice: Choice, live, echo, record, cluster, start_method):
     begin = time.monotonic()
     processes = start_processes(start_method)
-    with contextlib.ExitStack() as stack:
+    with interrupts_held() as held, contextlib.ExitStack() as stack:  # nothing is left half made, nor half cleared away
         shared = [scratch_file("job"), scratch_file("store")]
         files = [open_files(*shared) for _ in range(world_size)]
         for descriptor in {descriptor for of_rank in files for descriptor in of_rank}:
@@ -122,9 +124,11 @@ def _run(call, world_size, timeout, choice: Choice, live, echo, record, cluster,
         watch = _Watch(processes, files, timeout, live and echo, record)
         for rank in range(world_size):
             processes.start(rank, files[rank])
-        reason = watch.until_over()
+        with held.released():
+            reason = watch.until_over()
         processes.close()
-        return _conclude(watch, reason, begin, timeout, choice, echo and not live)
+        with held.released():
+            return _conclude(watch, reason, begin, timeout, choice, echo and not live)
 
 
 def _job(call, world_size, timeout, choice, record, cluster, store):
@@ -149,11 +153,13 @@ class _Watch:
         self._moved = time.monotonic()
 
     def until_over(self) -> str:
-        """Return "done", or why the run was stopped: "failed", "deadlock", "timeout" or "output"."""
+        """Return "done", or why the run was stopped: "failed", "deadlock", "timeout", "output" or "server"."""
         while True:
             ended = self.processes.wait(0.1)
             self.exit_codes.update(ended)
             self._stream()
+            if self.processes.lost:
+                return "server"
             if any(self.ending(rank).failed for rank in ended):
                 self._let_fellows_fail()
                 return "failed"
@@ -179,10 +185,12 @@ class _Watch:
             outcome = pickles.loads(packed) if packed else None
         except Exception:
             outcome = None  # cut short while it was written
-        return Ending(rank, self.exit_codes.get(rank), outcome, read_from(files.stack).decode(errors="replace"))
+        stack = read_from(files.stack, end=_LONGEST_STACK).decode(errors="replace")
+        place = list(self.exit_codes).index(rank) if rank in self.exit_codes else len(self.exit_codes)
+        return Ending(rank, self.exit_codes.get(rank), outcome, stack, place, self.processes.stopped.get(rank, 0))
 
     def output(self, rank) -> str:
-        return read_from(self.files[rank].output)[:_LONGEST_OUTPUT].decode(errors="replace")
+        return read_from(self.files[rank].output, end=_LONGEST_OUTPUT).decode(errors="replace")
 
     def read_records(self) -> bool:
         return any([record.read(files.record) for record, files in zip(self.records, self.files, strict=True)])
@@ -214,13 +222,13 @@ class _Watch:
         until = time.monotonic() + 1.0
         while time.monotonic() < until and not all(os.fstat(files.stack).st_size for rank, files in enumerate(self.files)
                                                    if rank not in self.exit_codes):
-            self.exit_codes.update(self.processes.wait(0.05))
+            self.exit_codes.update({rank: code for rank, code in self.processes.wait(0.05).items() if code != -signal.SIGUSR1})
 
     def _stream(self):
         if not self.live:
             return
         for rank, files in enumerate(self.files):
-            new = read_from(files.output, self._shown[rank])
+            new = read_from(files.output, self._shown[rank], _LONGEST_OUTPUT)
             complete = len(new) if rank in self.exit_codes else new.rfind(b"\n") + 1
             if complete:
                 self._shown[rank] += complete
@@ -236,7 +244,8 @@ def _print_output(rank, text):
 
 
 def _conclude(watch, reason, begin, timeout, choice, echo):
-    watch.read_records()
+    if reason != "timeout":  # asking for the stacks may have woken a rank up
+        watch.read_records()
     endings = [watch.ending(rank) for rank in range(len(watch.files))]
     outputs = [watch.output(rank) for rank in range(len(watch.files))]
     if echo:
@@ -247,6 +256,8 @@ def _conclude(watch, reason, begin, timeout, choice, echo):
         talker = max(range(len(outputs)), key=lambda rank: len(outputs[rank]))
         raise RankError(f"Rank {talker} printed more than {_LONGEST_OUTPUT // 1_000_000} MB, so the run was stopped. "
                         "Print less: a summary per step, or from rank 0 only.", "output", talker, run)
+    if watch.processes.lost and reason != "done":
+        raise RankError(f"{watch.processes.lost} The next launch starts it anew.", "server", run=run)
     found = differences(watch.records, finished=True)
     certain = [difference for difference in found if difference.certain]
     if reason != "done" or certain:
@@ -254,10 +265,17 @@ def _conclude(watch, reason, begin, timeout, choice, echo):
                  else RankError(certain[0].sentence + " Every rank returned, but the results are wrong.", "difference"))
         error.run = run
         raise error
-    run.results = [pickles.loads(ending.outcome["result"]) for ending in endings]
+    run.results = [_result(ending, run) for ending in endings]
     run.warnings = [difference.sentence for difference in found]
     for sentence in run.warnings:
         print(f"Warning: {sentence}")
     return run
 
 
+def _result(ending, run):
+    try:
+        return pickles.loads(ending.outcome["result"])
+    except (Exception, SystemExit) as error:
+        raise RankError(f"The result of rank {ending.rank} was sent, but cannot be put together in the notebook "
+                        f"({type(error).__name__}: {error}). Return plain numbers, strings, lists, dicts, arrays or tensors.",
+                        "result", ending.rank, run) from None

@@ -16,10 +16,14 @@ from typing import Protocol
 from utils.ranks.files import Files
 
 MESSAGE_BYTES = 4096
+_PATIENCE_SECONDS = 20.0  # so long may the ranks' server take, on a busy machine, to end them all
 
 
 class Processes(Protocol):
     """What `launch` needs; `ForkedProcesses` and `SpawnedProcesses` both are one."""
+
+    stopped: dict[int, int]   # {rank: signal} of those that do not run at present: SIGSTOP and its like
+    lost: str                 # empty, or a sentence: why nothing more will be heard of the ranks
 
     def start(self, rank: int, files: Files) -> None: ...
     def wait(self, seconds: float) -> dict[int, int]: ...    # {rank: exit code} of those that ended by now
@@ -71,9 +75,19 @@ class ForkServer:
         self._ready = True
 
     def alive(self) -> bool:
-        return self.owner == os.getpid() and self.process.poll() is None
+        return self.owner == os.getpid() and not self.trouble()
 
-    def close(self) -> None:
+    def trouble(self) -> str:
+        """Empty, or a sentence: why this server starts no more ranks."""
+        if self.process.poll() is not None or _hung_up(self.control):
+            return "The process that starts the ranks was ended, and the ranks with it."
+        with contextlib.suppress(OSError), open(f"/proc/{self.process.pid}/stat") as file:
+            if file.read().rpartition(")")[2].split()[0] in "Tt":
+                return "The process that starts the ranks was stopped from outside, so it was ended, and the ranks with it."
+        return ""
+
+    def close(self, patience_seconds: float = 5) -> None:
+        """End it; if it does not end by itself in time, it is killed, and the ranks die with it."""
         if self.owner != os.getpid():  # a forked copy of the kernel: the server is not ours to end
             return
         self.control.close()
@@ -81,7 +95,7 @@ class ForkServer:
             os.close(self._errors)
         self._errors = -1
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
+            self.process.wait(patience_seconds)
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -120,40 +134,75 @@ class ForkedProcesses:
     def __init__(self, server: ForkServer):
         self._server = server
         self._running: set[int] = set()
+        self._closed = False
+        self.stopped: dict[int, int] = {}
+        self.lost = ""
 
     def start(self, rank, files):
+        self._running.add(rank)
         try:
             socket.send_fds(self._server.control, [json.dumps({"start": rank}).encode()], files)
         except OSError:
-            raise RuntimeError("The process that starts the ranks has ended. Run the cell again: "
-                               "it will be started anew.") from None
-        self._running.add(rank)
+            self._lose(self._server.trouble())
 
     def wait(self, seconds):
         ended = {}
-        while self._running and select.select([self._server.control], [], [], 0 if ended else seconds)[0]:
+        while self._running and not self.lost:
+            if not select.select([self._server.control], [], [], 0 if ended else seconds)[0]:
+                if trouble := self._server.trouble():
+                    self._lose(trouble)
+                break
             message = _hear(self._server.control)
-            if message is None:  # the server is gone and took the ranks along
-                ended.update(dict.fromkeys(self._running, -signal.SIGKILL))
-                self._running.clear()
-            elif message["ended"] in self._running:
+            if message is None:
+                self._lose(self._server.trouble())
+            elif "stopped" in message:
+                self.stopped[message["stopped"]] = message["by"]
+            elif "ended" in message:
                 ended[message["ended"]] = message["status"]
                 self._running.discard(message["ended"])
         return ended
 
     def signal(self, number):
-        if self._running:
-            with contextlib.suppress(OSError):
-                self._server.control.send(json.dumps({"signal": int(number)}).encode())
+        self._tell({"signal": int(number)})
 
     def close(self):
+        """The server's answer also takes whatever it had said before from the line: the next run hears of itself only."""
+        if self._closed or self.lost:
+            return
+        self._tell({"end": True})
+        until = time.monotonic() + _PATIENCE_SECONDS
         try:
-            self.signal(signal.SIGKILL)
-            while self._running:
-                self.wait(1.0)
+            while not self.lost:
+                if not select.select([self._server.control], [], [], 0.2)[0]:
+                    if trouble := self._server.trouble() or (time.monotonic() > until and _NO_ANSWER):
+                        self._lose(trouble)
+                elif (message := _hear(self._server.control)) is None:
+                    self._lose(self._server.trouble())
+                elif "gone" in message:
+                    self._closed = True
+                    return
         except BaseException:  # interrupted once more: without the server nothing of it lives on
             self._server.close()
             raise
+
+    def _tell(self, message):
+        with contextlib.suppress(OSError):
+            self._server.control.send(json.dumps(message).encode())
+
+    def _lose(self, why):
+        """Without the server nothing of its ranks lives on: the kernel ends them with it."""
+        self.lost = why or _NO_ANSWER
+        self._running.clear()
+        self._server.close(patience_seconds=0.5)
+
+
+_NO_ANSWER = "The process that starts the ranks did not answer any more, so it was ended, and the ranks with it."
+
+
+def _hung_up(control) -> bool:
+    poll = select.poll()
+    poll.register(control, 0)
+    return bool(poll.poll(0))
 
 
 def _hear(control):
@@ -169,6 +218,8 @@ def _hear(control):
 class SpawnedProcesses:
     def __init__(self):
         self._running: dict[int, subprocess.Popen] = {}
+        self.stopped: dict[int, int] = {}
+        self.lost = ""
         self._alive, kept_open = os.pipe()  # the second end closes with this process, whatever ends it
         self._open = [self._alive, kept_open]
 

@@ -1,4 +1,5 @@
 """Read what the ranks wrote down: calls, spans and how far each rank came."""
+import contextlib
 import json
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class Call:
     waited: float | None = None  # when this rank began to wait for it
     end: float | None = None
     failed: bool = False
+    unseen: bool = False         # this rank may wait for it without our seeing that
 
     @property
     def point_to_point(self) -> bool:
@@ -51,9 +53,11 @@ class Record:
     rank: int
     calls: list[Call] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    new_groups: list[Call] = field(default_factory=list)  # of which this rank is a member: it waits there for the others
     connections: list | None = None   # the kernel's count per connection, see utils.ranks.wire
     begun: float | None = None        # the function started
     returned: float | None = None     # the function returned
+    unheard: str = ""                 # why the rank could not hand over its result or error
     _bytes_read: int = 0
     _tail: bytes = b""
     _open: dict = field(default_factory=dict)
@@ -69,7 +73,8 @@ class Record:
         """Take in more lines; an unfinished last line waits for its rest."""
         *lines, self._tail = (self._tail + data).split(b"\n")
         for line in lines:
-            self._take(json.loads(line))
+            with contextlib.suppress(ValueError):  # a line over which somebody else wrote
+                self._take(json.loads(line))
 
     def waiting_in(self) -> Call | None:
         """The call that this rank waits for right now, if it does."""
@@ -87,11 +92,21 @@ class Record:
                          where=event["where"] and tuple(event["where"]), waited=time if event.pop("waits") else None)
             self._open[number] = Call(rank=self.rank, number=number, start=time, **event)
             self.calls.append(self._open[number])
+        elif kind == "group":
+            self._open[number] = Call(
+                self.rank, number, "new_group", event["group"], tuple(event["ranks"]), elements=0, dtype="", shape=(), sent=0.0,
+                received=0.0, root=None, peer=None, tag=None, where=event["where"] and tuple(event["where"]), label=None,
+                start=time, waited=time if event["waits"] else None)
+            self.new_groups.append(self._open[number])
         elif kind == "span":
             self._open[number] = Span(rank=self.rank, start=time, **event)
             self.spans.append(self._open[number])
         elif kind == "wait" and number in self._open:
             self._open[number].waited = time
+        elif kind == "future" and number in self._open:
+            self._open[number].unseen = True
+        elif kind == "refused" and number in self._open:  # torch did not like its arguments: it never went out
+            self.calls.remove(self._open.pop(number))
         elif kind in ("done", "failed") and number in self._open:
             item = self._open.pop(number)
             item.end = time
@@ -103,3 +118,5 @@ class Record:
             self.begun = time
         elif kind == "returned":
             self.returned = time
+        elif kind == "unheard":
+            self.unheard = event["why"]

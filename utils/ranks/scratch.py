@@ -1,5 +1,6 @@
 """Files without a name, shared between the notebook and the ranks; the kernel frees them with their last reader."""
 import os
+import sys
 import tempfile
 
 IN_MEMORY = hasattr(os, "memfd_create")  # Linux
@@ -24,10 +25,10 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view):]
 
 
-def read_from(fd: int, start: int = 0) -> bytes:
-    """Return everything from byte `start` on, without moving the writer's position."""
+def read_from(fd: int, start: int = 0, end: int = sys.maxsize) -> bytes:
+    """Return everything from byte `start` on, up to byte `end`, without moving the writer's position."""
     parts = []
-    while part := os.pread(fd, 1 << 24, start):
+    while part := os.pread(fd, min(1 << 24, end - start), start):
         parts.append(part)
         start += len(part)
     return b"".join(parts)

@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from utils.ranks.compare import deadlock, differences, waiting_text
 from utils.ranks.places import is_user_file
 from utils.ranks.record import Record
-from utils.ranks.wording import frame_text, place_text, ranks_text, verb
+from utils.ranks.wording import call_text, frame_text, place_text, ranks_text, verb
 
 # what a rank's call says when another rank has gone: a consequence, never the cause
 _CONSEQUENCE = re.compile(r"Connection closed by peer|Connection reset by peer|Timed out waiting|Broken pipe|"
                           r"gloo/transport|Application timeout|NCCL communicator was aborted|remote process exited", re.I)
+_HUNG_UP = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote process exited", re.I)
 _CPP_TRACE = re.compile(r"\nException raised from .*", re.S)
 _LONGEST_MESSAGE = 2000
+_SHOWN_FRAMES = 5  # at either end of a long traceback
 
 
 class RankError(RuntimeError):
     """A run on ranks failed. The message is the verdict.
 
     Attributes: `rank` (the first culprit, or None when it is the ranks' interplay), `kind` (a word for programs:
-    "raised", "exited", "killed", "difference", "deadlock", "timeout", "output"), `run` (what is known of the run).
+    "raised", "exited", "killed", "difference", "deadlock", "timeout", "output", "result", "server"), `run` (what is known
+    of the run).
     """
 
     def __init__(self, message: str, kind: str, rank: int | None = None, run=None):
@@ -34,11 +37,16 @@ class RankError(RuntimeError):
 
 @dataclass(frozen=True)
 class Ending:
-    """How one rank ended: its exit code (None: it still ran), its outcome (None: it left none), its stack dump."""
+    """How one rank ended: its exit code (None: it still ran), its outcome (None: it left none), its stack dump.
+
+    `place` tells how many ranks had ended before it; `stopped_by` is the signal that stopped a rank which still ran.
+    """
     rank: int
     exit_code: int | None
     outcome: dict | None
     stack: str = ""
+    place: int = 0
+    stopped_by: int = 0
 
     @property
     def error(self) -> dict | None:
@@ -55,6 +63,8 @@ def judge(endings: list[Ending], records: list[Record], reason: str, limit_secon
     `reason` is why the notebook stopped it: "failed" (some rank ended badly), "deadlock" or "timeout".
     """
     certain = [difference for difference in differences(records, finished=False) if difference.certain]
+    if reason == "timeout":  # no rank had failed by then; what failed since did so because the run was stopped
+        return _different(certain[0], endings) if certain else _too_late(endings, records, limit_seconds)
     independent = sorted((ending for ending in endings if ending.error and not _is_consequence(ending.error)),
                          key=lambda ending: ending.outcome["time"])
     if independent and not (certain and _from_a_call(records[independent[0].rank])):
@@ -63,12 +73,12 @@ def judge(endings: list[Ending], records: list[Record], reason: str, limit_secon
         return _different(certain[0], endings)
     dead = [ending for ending in endings if ending.failed and ending.outcome is None]
     if dead:
-        return _died(dead[0], endings, records)
+        return _died(min(dead, key=lambda ending: (ending.exit_code == -signal.SIGABRT, ending.place)), endings, records)
     if reason in ("deadlock", "failed") and (sentence := deadlock(records) or deadlock(records, waits_unseen=True)):
         return RankError(sentence, "deadlock")
-    if any(ending.error for ending in endings):
-        return _raised(min((e for e in endings if e.error), key=lambda e: e.outcome["time"]), endings)
-    return _too_late(endings, records, limit_seconds)
+    first = min((ending for ending in endings if ending.error), key=lambda ending: ending.outcome["time"])
+    silent = [ending.rank for ending in endings if not ending.failed]
+    return _hung_up(silent, first, records) if silent and _HUNG_UP.search(first.error["message"]) else _raised(first, endings)
 
 
 def _is_consequence(error):
@@ -105,6 +115,8 @@ def _raised(first, endings):
         text = f"{who} raised {error['type']}" + (f": {message}" if message else "")
     lines = [f"  {frame_text((filename, line, name), source)}"
              for filename, line, name, source in _with_source(error["frames"])]
+    if len(lines) > 2 * _SHOWN_FRAMES:
+        lines[_SHOWN_FRAMES:-_SHOWN_FRAMES] = [f"  … {len(lines) - 2 * _SHOWN_FRAMES} calls more …"]
     kind = "exited" if error["exit_code"] is not None else "raised"
     return RankError("\n".join([text, *lines]) + _others(endings, *same), kind, rank)
 
@@ -127,11 +139,16 @@ def _different(difference, endings):
 
 
 def _died(ending, endings, records):
-    rank, code = ending.rank, ending.exit_code
-    where = _stands_at(ending, records[rank])
+    rank, code, record = ending.rank, ending.exit_code, records[ending.rank]
+    where = _stands_at(ending, record)
     at = f" ({where})" if where else ""
+    when = "after" if record.returned else "before"
+    if record.unheard:
+        text = (f"Rank {rank} could not hand over what became of its function: {record.unheard}. "
+                "A rank must leave alone the files that it did not open.")
+        return RankError(text + _others(endings, rank), "exited", rank)
     if code >= 0:
-        text = (f"Rank {rank} ended with exit code {code} before its function returned{at}: "
+        text = (f"Rank {rank} ended with exit code {code} {when} its function returned{at}: "
                 "something called os._exit or the like.")
         return RankError(text + _others(endings, rank), "exited", rank)
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -140,26 +157,49 @@ def _died(ending, endings, records):
         "SIGSEGV": "a crash in compiled code (a segmentation fault)",
         "SIGABRT": "compiled code gave up; most often the ranks' tensors did not fit together, see above what it printed",
         "SIGBUS": "a crash in compiled code; most often shared memory ran out",
+        "SIGFPE": "a crash in compiled code; most often a whole number was divided by zero",
+        "SIGILL": "a crash in compiled code; most often it was compiled for another processor",
     }.get(name, "it was ended from outside")
     return RankError(f"Rank {rank} was ended by {name}{at}: {why}." + _others(endings, rank), "killed", rank)
 
 
+def _hung_up(silent, victim, records):
+    """Ranks lost a connection, but nobody has failed: then it was closed on one of the ranks that go on."""
+    who = ranks_text(silent).capitalize() if len(silent) == 1 else f"One of the {ranks_text(silent)}"
+    lost = [call for call in records[victim.rank].calls if call.failed]
+    where = f" in {call_text(lost[-1])} ({place_text(lost[-1].where, with_source=True)})" if lost else ""
+    return RankError(
+        f"{who} hung up without failing: rank {victim.rank} lost the connection to it{where}. Something on "
+        f"{'it' if len(silent) == 1 else 'one of them'} ended the process group, closed files that it had not opened, "
+        "or replaced the program (os.exec).", "exited", silent[0] if len(silent) == 1 else None)
+
+
 def _too_late(endings, records, limit_seconds):
-    lines = []
-    for ending, record in zip(endings, records, strict=True):
-        call = record.waiting_in()
-        if record.returned:
-            lines.append(f"rank {ending.rank} has returned")
-        elif call is not None:
-            lines.append(waiting_text(call, len(records)))
-        elif where := _stands_at(ending, record):
-            lines.append(f"rank {ending.rank} still works ({where})")
-        else:
-            lines.append(f"rank {ending.rank} still works" if record.begun else f"rank {ending.rank} had not started yet")
     slow = [ending.rank for ending, record in zip(endings, records, strict=True) if not record.returned]
+    slow = slow or [ending.rank for ending in endings if ending.exit_code is None]
+    lines = [_progress(ending, record, len(records), ending.rank in slow)
+             for ending, record in zip(endings, records, strict=True)]
+    stopped = [ending.rank for ending in endings if ending.stopped_by]
     head = (f"The run did not end within {limit_seconds:g} s and was stopped; {ranks_text(slow)} "
-            f"{verb(slow, 'was', 'were')} not done. If it needs longer, give launch a larger timeout.")
-    return RankError("\n".join([head, *(f"  {line}" for line in lines)]), "timeout")
+            f"{verb(slow, 'was', 'were')} not done. ")
+    head += ("A rank that is stopped does nothing until it gets SIGCONT." if stopped
+             else "If it needs longer, give launch a larger timeout.")
+    return RankError("\n".join([head, *(f"  {line}" for line in lines)]), "timeout", stopped[0] if stopped else None)
+
+
+def _progress(ending, record, world_size, slow):
+    """What one rank was doing when the time was over."""
+    rank, call, where = ending.rank, record.waiting_in(), _stands_at(ending, record)
+    at = f" ({where})" if where else ""
+    if ending.stopped_by:
+        return f"rank {rank} was stopped by {signal.Signals(ending.stopped_by).name}{at}"
+    if record.returned and slow:
+        return f"rank {rank} has returned, but its result or an exit function takes its time{at}"
+    if record.returned:
+        return f"rank {rank} has returned"
+    if call is not None:
+        return waiting_text(call, world_size)
+    return f"rank {rank} still works{at}" if where or record.begun else f"rank {rank} had not started yet"
 
 
 def _stands_at(ending, record):

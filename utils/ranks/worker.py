@@ -5,6 +5,7 @@ import ctypes
 import datetime
 import faulthandler
 import linecache
+import multiprocessing.util
 import os
 import pickle
 import random
@@ -26,22 +27,52 @@ from utils.ranks.recorder import Recorder
 from utils.ranks.scratch import read_from, write_all
 from utils.ranks.wire import counted_since, socket_counters
 
+_LONGEST_MESSAGE = 100_000  # characters
 
 def run_rank(rank: int, files: Files) -> int:
     """Run one rank to its end in this process and return the exit code."""
-    job = pickles.loads(read_from(files.job))
-    _settle_in(rank, job, files)
+    itself, identity = os.getpid(), _identity(files.outcome)
     recorder = Recorder(files.record)
-    this_rank.enter_run(recorder if job["record"] else None)
     try:
+        job = pickles.loads(read_from(files.job))
+        _settle_in(rank, job, files)
+        this_rank.enter_run(recorder if job["record"] else None)
         outcome = {"result": _call(rank, job, files, recorder)}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the notebook wants to know
+        _end_a_copy(itself)
         outcome = {"error": _describe_error(error), "time": time.monotonic()}
-    write_all(files.outcome, pickle.dumps(outcome))
+    try:
+        if _identity(files.outcome) != identity:
+            raise OSError("its file descriptors were closed")
+        write_all(files.outcome, pickle.dumps(outcome))
+    except (OSError, MemoryError) as error:
+        recorder.event("unheard", why=_message(error))
+        return 1
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
     return 0 if "result" in outcome else 1
+
+
+def _identity(descriptor):
+    """What a descriptor stands for; None when it is closed. Code on the rank may close it and open a file of its own."""
+    with contextlib.suppress(OSError):
+        status = os.fstat(descriptor)
+        return status.st_dev, status.st_ino
+    return None
+
+
+def _end_a_copy(rank_process_id):
+    """End here what is a rank no more, but a process that the function made with os.fork and that came back from it."""
+    if os.getpid() == rank_process_id:
+        return
+    error = sys.exc_info()[1]
+    with contextlib.suppress(Exception):
+        if error is not None and not isinstance(error, SystemExit):
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(1 if error else 0)
 
 
 def _settle_in(rank, job, files):
@@ -93,7 +124,9 @@ def _call(rank, job, files, recorder):
     doors.install(recorder if job["record"] else None, job["cluster"])
     wire_before = socket_counters()
     recorder.event("begin")
+    itself = os.getpid()
     result = function(*arguments)
+    _end_a_copy(itself)
     recorder.event("returned")
     packed = pickles.dumps(result, f"the result of rank {rank} ({type(result).__name__})")
     result = None
@@ -102,6 +135,7 @@ def _call(rank, job, files, recorder):
     _wait_for_all("counted", store, job["world_size"])   # nor while another rank still looks at its end of the line
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
+        multiprocessing.util._run_finalizers()  # they hang on an exit function of the process we were forked from
     if job["backend"] == "nccl" and dist.is_initialized():
         dist.destroy_process_group()
     return packed
@@ -138,20 +172,24 @@ def _describe_error(error):
     kind = type(error)
     name = kind.__name__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__name__}"
     return {"type": name, "message": _message(error), "frames": frames,
-            "exit_code": error.code if isinstance(error, SystemExit) else None,
-            "sentence": isinstance(error, pickles.UnpicklableError),  # its message is the whole verdict
-            "traceback": "".join(traceback.format_exception(error))}
+            "exit_code": _plain_code(error) if isinstance(error, SystemExit) else None,
+            "sentence": isinstance(error, pickles.UnpicklableError)}  # its message is the whole verdict
 
 
 def _message(error):
     try:
-        return str(error)
-    except Exception:
+        return str(error)[:_LONGEST_MESSAGE]
+    except BaseException:
         return "(its message cannot be shown)"
+
+
+def _plain_code(error):
+    """What sys.exit was given, as a number or text."""
+    return error.code if error.code is None or type(error.code) in (int, str) else f"a {type(error.code).__name__}"
 
 
 def refuse_to_start(files: Files, reason: OSError) -> None:
     """Leave an outcome for a rank that never came to life."""
     message = f"The system refuses another process ({reason.strerror}): use fewer ranks, or close other programs."
-    error = {"type": "OSError", "message": message, "frames": [], "exit_code": None, "sentence": True, "traceback": ""}
+    error = {"type": "OSError", "message": message, "frames": [], "exit_code": None, "sentence": True}
     write_all(files.outcome, pickle.dumps({"error": error, "time": time.monotonic()}))
