@@ -92,5 +92,5 @@ def test_a_large_model_on_paper_and_the_recomputed_one():
 
 
 def test_exclude_takes_modules_and_tensors_only():
-    with pytest.raises(TypeError, match="exclude takes modules and tensors, but 3 was given"):
+    with pytest.raises(TypeError, match="exclude takes tensors and modules, but 3 was given"):
         LiveActivations(exclude=[3])

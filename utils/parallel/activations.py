@@ -12,7 +12,7 @@ tensors more; with fake tensors a block of any size can be counted:
 >>> recompute(model, "full")                            # doctest: +SKIP
 """
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -42,7 +42,7 @@ def saved_tensors(forward: Callable[[], object], exclude: torch.Tensor | torch.n
     any device. Memory that a kernel uses only while it runs is not seen, nor is what `torch.utils.checkpoint` drops.
     Raises TypeError for anything else in `exclude`.
     """
-    ignored = {_storage(part) for tensor in _tensors_of(exclude) for part in _plain(tensor)}
+    ignored = {_storage(part) for tensor in tensors_of(exclude) for part in _plain(tensor)}
     kept: dict[StorageWeakRef, Saved] = {}
 
     def keep(tensor):
@@ -81,7 +81,7 @@ def saved_terms(module: torch.nn.Module, *inputs: torch.Tensor) -> list[Term]:
     `utils.theory.activations.layer_activation_terms`; the bytes add up to `saved_bytes`.
     """
     inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]  # as in the middle of a model
-    names, ignored = _Names(module), {_storage(tensor) for tensor in _tensors_of(module)}
+    names, ignored = _Names(module), {_storage(tensor) for tensor in tensors_of(module)}
     found: dict[StorageWeakRef, Term] = {}
 
     def keep(tensor):
@@ -156,7 +156,8 @@ def flops_of(step: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def _tensors_of(things):
+def tensors_of(things: torch.Tensor | torch.nn.Module | Iterable) -> Iterator[torch.Tensor]:
+    """All tensors of what `exclude` takes: tensors, modules (their parameters and buffers), and several of these."""
     if isinstance(things, torch.Tensor):
         yield things
     elif isinstance(things, torch.nn.Module):
@@ -164,7 +165,7 @@ def _tensors_of(things):
         yield from things.buffers()
     elif isinstance(things, Iterable):
         for thing in things:
-            yield from _tensors_of(thing)
+            yield from tensors_of(thing)
     else:
         raise TypeError(f"exclude takes tensors and modules, but {things!r} was given. Pass for example exclude=(model, x).")
 

@@ -3,10 +3,10 @@
     python -m utils.parallel.deepspeed_check     where DeepSpeed is installed: run all cases, write deepspeed_check.csv
 """
 
-import csv
 import functools
 from pathlib import Path
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 
@@ -75,29 +75,18 @@ def run_all():
 
 def stored_rows():
     """What `run_all` gave when it was last written."""
-    with STORED.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            yield {
-                "stage": int(row["stage"]),
-                "offload": row["offload"] == "True",
-                "parameters_kept": int(row["parameters_kept"]),
-                "optimizer_elements": int(row["optimizer_elements"]),
-                "difference": float(row["difference"]),
-            }
+    return pd.read_csv(STORED, keep_default_na=False).to_dict("records")
 
 
 def rows():
     """The rows, run here if DeepSpeed is installed and stored ones otherwise."""
-    return list(run_all() if deepspeed.available() else stored_rows())
+    return list(run_all()) if deepspeed.available() else stored_rows()
 
 
 def main():
     """Run every case and write `STORED`."""
     measured = list(run_all())
-    with STORED.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(measured[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(measured)
+    pd.DataFrame(measured).to_csv(STORED, index=False, lineterminator="\n")
     print(f"{STORED.name}: {len(measured)} cases")
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from utils.parallel.activations import tensors_of
+
 
 class LiveActivations:
     """Bytes that autograd saved and that are still alive, while the `with` block runs.
@@ -38,7 +40,7 @@ class LiveActivations:
     """
 
     def __init__(self, exclude: torch.nn.Module | torch.Tensor | Iterable = ()):
-        self._ignored = {_key(tensor) for tensor in _tensors(exclude)}
+        self._ignored = {_key(tensor) for tensor in tensors_of(exclude)}
         self._alive, self._bytes = {}, 0
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._saved, self._asked_for)
         self.peak_bytes, self.history, self._begin = 0, [(0.0, 0)], time.perf_counter()
@@ -78,16 +80,3 @@ class LiveActivations:
 
 def _key(tensor):
     return StorageWeakRef(tensor.untyped_storage())
-
-
-def _tensors(things):
-    if isinstance(things, torch.Tensor):
-        yield things
-    elif isinstance(things, torch.nn.Module):
-        yield from things.parameters()
-        yield from things.buffers()
-    elif isinstance(things, Iterable):
-        for thing in things:
-            yield from _tensors(thing)
-    else:
-        raise TypeError(f"exclude takes modules and tensors, but {things!r} was given.")

@@ -6,8 +6,9 @@ PyTorch's own sharding code, no memory. All of it takes minutes, so the result i
     python -m utils.parallel.zero_sweep          run all points and write zero_sweep.csv
 """
 
-import csv
 from pathlib import Path
+
+import pandas as pd
 
 from utils.parallel.fake_world import shard_on_paper
 from utils.theory.models import RECOMPUTATIONS
@@ -46,26 +47,13 @@ def run_point(world_size, stage, recompute, sequence):
 
 def stored_sweep():
     """The rows of `POINTS` as they were computed with the torch version of constraints.txt; a list of dicts."""
-    with STORED.open(encoding="utf-8", newline="") as file:
-        return [{name: _read(text) for name, text in row.items()} for row in csv.DictReader(file)]
-
-
-def _read(text):
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return pd.read_csv(STORED, keep_default_na=False).to_dict("records")
 
 
 def main():
     """Run every point and write `STORED`."""
     rows = [run_point(**point) for point in POINTS]
-    with STORED.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.DataFrame(rows).to_csv(STORED, index=False, lineterminator="\n")
     print(f"{STORED.name}: {len(rows)} points")
 
 
