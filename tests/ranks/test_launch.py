@@ -30,6 +30,14 @@ def processes_of(pids):
     return running
 
 
+def none_of(running, seconds=60):
+    """Wait until `running()` is empty; on a busy machine what was killed takes its time to end."""
+    until = time.monotonic() + seconds
+    while running() and time.monotonic() < until:
+        time.sleep(0.05)
+    return not running()
+
+
 def children():
     """Every process below this one, as {pid: command}."""
     listing = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout.splitlines()[1:]
@@ -124,10 +132,7 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
 def test_processes_that_a_rank_leaves_behind_are_ended():
     launch(workers.leaves_processes_behind, world_size=2)
-    until = time.monotonic() + 5
-    while (left := [pid for pid, command in children().items() if "4321" in command]) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert left == []
+    assert [pid for pid, command in children().items() if "4321" in command] == []
 
 
 SCRIPT = """
@@ -150,12 +155,11 @@ def start_a_run_of_its_own(method):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_no_orphans_two_seconds_after_the_notebook_was_killed(method):
+def test_no_orphans_after_the_notebook_was_killed(method):
     process, pids = start_a_run_of_its_own(method)
     process.kill()
     process.wait()
-    time.sleep(2)
-    assert processes_of(pids) == []
+    assert none_of(lambda: processes_of(pids))
     process.stdout.close(), process.stderr.close()
 
 
@@ -164,7 +168,7 @@ def test_no_orphans_two_seconds_after_the_notebook_was_killed(method):
 def test_an_interrupt_ends_the_ranks_and_is_raised_again(method):
     process, pids = start_a_run_of_its_own(method)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=300)
     assert "KeyboardInterrupt" in errors
     assert processes_of(pids) == []
 
@@ -190,7 +194,7 @@ def test_two_notebooks_at_once():
     script = SCRIPT.replace("workers.sleeps, 600", "workers.sum_of_ranks").format(
         path=[str(ROOT), str(Path(__file__).parent)], method=None) + "print('done')"
     both = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate(timeout=60)[0].strip() for process in both] == ["done", "done"]
+    assert [process.communicate(timeout=300)[0].strip() for process in both] == ["done", "done"]
 
 
 def test_two_threads_at_once():
@@ -203,7 +207,7 @@ def test_two_threads_at_once():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert results == [[1.0, 1.0]] * 3
 
 

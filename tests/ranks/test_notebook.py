@@ -6,7 +6,7 @@ from nbclient import NotebookClient
 
 def run_cells(*sources, allow_errors=True):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    NotebookClient(notebook, timeout=60, allow_errors=allow_errors, resources={"metadata": {"path": "."}}).execute()
+    NotebookClient(notebook, timeout=600, allow_errors=allow_errors, resources={"metadata": {"path": "."}}).execute()
     return [cell.outputs for cell in notebook.cells]
 
 

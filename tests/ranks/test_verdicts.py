@@ -26,7 +26,7 @@ def place(fn, text):
     return f"rank_workers.py line {first + number}", lines[number].strip()
 
 
-def verdict(fn, *args, seconds=40, **options):
+def verdict(fn, *args, seconds=300, **options):
     begin = time.monotonic()
     with pytest.raises(RankError) as caught:
         launch(fn, *args, **options)

@@ -168,7 +168,7 @@ def test_real_ranks_send_and_step_as_theory_says(algorithm, n):
 def test_the_rings_button_lays_its_run_over_the_theory_of_the_same_n_and_size():
     frame = ring_steps(3, 10, 2)
     before = frame.picture.value
-    frame.run().join(60)
+    frame.run().join(300)
     assert frame.text.endswith("· on real ranks: 6 to 7 (ratio 1.00), 4 steps in all, every rank got the exact sum")
     assert frame.picture.value != before
     frame.controls.elements.value = 11
@@ -183,7 +183,7 @@ def test_the_buttons_of_several_algorithms_add_up_in_one_picture():
     for algorithm in ("tree", "ring"):
         frame.controls.algorithm.value = algorithm
         pictures.append(frame.picture.value)
-        frame.run().join(60)
+        frame.run().join(300)
         pictures.append(frame.picture.value)
         assert "on real ranks: 4 steps, " in frame.text and "(ratio 1.00)" in frame.text
     assert len({bytes(picture) for picture in pictures}) == 4  # the first two show the same state

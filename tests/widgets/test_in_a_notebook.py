@@ -23,7 +23,7 @@ def executed():
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel},
                                         cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
-    return NotebookClient(notebook, timeout=120).execute()
+    return NotebookClient(notebook, timeout=600).execute()
 
 
 def test_every_cell_leaves_one_output_and_nothing_on_stderr(executed):
@@ -44,7 +44,7 @@ def test_the_stored_notebook_passes_nbval_and_its_page_shows_the_pictures(execut
     assert all(LIVE_VIEW not in output.data for cell in executed.cells for output in cell.outputs)
     nbformat.write(executed, tmp_path / "stored.ipynb")
     nbval = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", "stored.ipynb"]
-    done = subprocess.run(nbval, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(nbval, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and f"{len(CELLS)} passed" in done.stdout, done.stdout
     nbconvert = pytest.importorskip("nbconvert")
     page, _ = nbconvert.HTMLExporter().from_notebook_node(executed)

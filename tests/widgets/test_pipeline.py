@@ -337,7 +337,7 @@ def test_real_ranks_do_the_schedule_and_sleep_as_long_as_the_costs_say(name, m, 
 def test_the_button_lays_both_recordings_over_the_simulations():
     frame = explore_schedules("1f1b", "gpipe", 2, 2, forward=0.25, backward_input=0.25, backward_weight=0.25)
     before = bytes(frame.picture.value)
-    frame.run().join(90)
+    frame.run().join(300)
     assert frame.note.value == "" and len(frame.runs) == 1
     first, second = (run.recording for run in frame.runs[0])
     predicted = simulated("1f1b", 2, 2, costs=Costs(0.25, 0.25, 0.25)).bubble_rate

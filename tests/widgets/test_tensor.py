@@ -164,12 +164,12 @@ def test_one_real_rank_calls_nobody():
 def test_the_buttons_runs_add_up_in_one_picture():
     frame = cut_matrices(activation="gelu")
     pictures = [bytes(frame.picture.value)]
-    frame.run().join(90)
+    frame.run().join(300)
     assert frame.text.endswith("· on real ranks: every rank got Z = 6.48; recorded all-reduce of 1 element, 4 bytes (ratio 1.00)")
     pictures.append(bytes(frame.picture.value))
     frame.controls.cut_a.value = "rows"
     assert "real ranks" not in frame.text
-    frame.run().join(90)
+    frame.run().join(300)
     assert frame.text.endswith("every rank got Z = 6.48; recorded reduce-scatter of 4 elements, all-reduce of 1 element, "
                                "12 bytes (ratio 1.00)")
     shown = texts(draw_cut("rows", "rows", activation="gelu", runs=frame.runs))

@@ -194,7 +194,7 @@ def test_all_stages_train_the_same_model():
 def test_the_button_lays_its_run_over_the_prediction_of_the_same_state():
     frame = plan_memory(world_size=2, stage=3)
     before = bytes(frame.picture.value)
-    frame.run().join(150)
+    frame.run().join(300)
     assert frame.note.value == "" and frame.runs[0].measured == predict_zero("mixed", "adam", 2, 3)
     assert re.search(r"· on 2 real ranks, a small GPT: .* \(ratio 1.00\) at rest, .* \(ratio 1.00\) at the peak, "
                      r".* \(ratio 1.00\) sent per step; loss 5\.\d\d → \d\.\d\d in 3 steps$", frame.text)
