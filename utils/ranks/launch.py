@@ -11,11 +11,12 @@ import time
 from utils.ranks import pickles
 from utils.ranks.backend import Choice, choose_backend, count_gpus
 from utils.ranks.compare import deadlock, differences
-from utils.ranks.files import Files, open_files
+from utils.ranks.files import Files
 from utils.ranks.interrupts import interrupts_held
 from utils.ranks.processes import start_processes
 from utils.ranks.rank import inside_a_run
 from utils.ranks.record import Record
+from utils.ranks.refusals import refusal
 from utils.ranks.run import Run
 from utils.ranks.scratch import IN_MEMORY, read_from, scratch_file, write_all
 from utils.ranks.verdicts import Ending, RankError, judge
@@ -24,6 +25,7 @@ _QUIET_SECONDS = 1.0          # so long must nothing happen before we ask whethe
 _LONG_QUIET_SECONDS = 5.0     # and so long before an open call counts as waited for, since compiled code does not tell
 _STARTING_SECONDS = 60.0      # so long may the ranks take, on a busy machine, before the function starts
 _FELLOW_SECONDS = 0.5         # so long we wait, after a failure, for the failures that came with it
+_STACK_SECONDS = 5.0          # so long we wait for the ranks to write down where they stand
 _LONGEST_OUTPUT = 20_000_000  # bytes that one rank may print
 _LONGEST_STACK = 1_000_000    # bytes of a rank's stack dumps that are looked at
 _SHOWN_LINES = 200            # of one rank in a cell's output; the rest is in run.outputs
@@ -69,7 +71,10 @@ def launch(fn, *args, world_size: int | None = None, timeout: float = 60, backen
     _show_once(choice.banner)
     call = _pack(fn, args)
     with _one_at_a_time:
-        return _run(call, world_size, timeout, choice, live, echo, record, cluster, start_method)
+        try:
+            return _run(call, world_size, timeout, choice, live, echo, record, cluster, start_method)
+        except OSError as error:
+            raise RankError(f"The ranks could not be started: {refusal(error)}.", "refused") from None
 
 
 def _check_arguments(fn, timeout):
@@ -114,10 +119,12 @@ def _run(call, world_size, timeout, choice: Choice, live, echo, record, cluster,
     begin = time.monotonic()
     processes = start_processes(start_method)
     with interrupts_held() as held, contextlib.ExitStack() as stack:  # nothing is left half made, nor half cleared away
-        shared = [scratch_file("job"), scratch_file("store")]
-        files = [open_files(*shared) for _ in range(world_size)]
-        for descriptor in {descriptor for of_rank in files for descriptor in of_rank}:
-            stack.callback(os.close, descriptor)
+        def open_file(name):
+            stack.callback(os.close, descriptor := scratch_file(name))
+            return descriptor
+
+        shared = [open_file("job"), open_file("store")]
+        files = [Files(*shared, *map(open_file, Files._fields[2:])) for _ in range(world_size)]
         store = None if IN_MEMORY else os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), "store")
         write_all(shared[0], pickles.dumps(_job(call, world_size, timeout, choice, record, cluster, store), "The job"))
         stack.callback(processes.close)
@@ -219,9 +226,9 @@ class _Watch:
 
     def _ask_for_stacks(self):
         self.processes.signal(signal.SIGUSR1)
-        until = time.monotonic() + 1.0
+        until = time.monotonic() + _STACK_SECONDS
         while time.monotonic() < until and not all(os.fstat(files.stack).st_size for rank, files in enumerate(self.files)
-                                                   if rank not in self.exit_codes):
+                                                   if rank not in self.exit_codes and not self.processes.stopped.get(rank)):
             self.exit_codes.update({rank: code for rank, code in self.processes.wait(0.05).items() if code != -signal.SIGUSR1})
 
     def _stream(self):
