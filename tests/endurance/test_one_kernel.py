@@ -1,0 +1,83 @@
+"""A thousand launches and two hundred widget runs in one kernel take no more memory, files or processes than one.
+
+`make test` does fewer of them; COURSE_LAUNCHES and COURSE_WIDGET_RUNS say how many.
+"""
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+HERE = Path(__file__).parent
+LAUNCHES = int(os.environ.get("COURSE_LAUNCHES", 40))
+WIDGET_RUNS = int(os.environ.get("COURSE_WIDGET_RUNS", 12))
+WARM_UP = 20            # launches, and widget runs, until every cache is filled
+CELLS = 10              # the work is done in so many cells
+
+# Memory that may come on top. A process's memory jumps by some pages now and then, which does not grow with the number of
+# runs: the slack. What does grow is a leak: of 1,000 launches it is found at 3 KB for each, and of what Python itself
+# holds, which is counted in blocks (a list, a string, a dict each are one or two), at a few objects for each.
+SLACK_BYTES = 2 * 2**20
+BYTES_PER_RUN = 1024
+SLACK_BLOCKS = 600
+BLOCKS_PER_RUN = 3
+
+pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory):
+    """A kernel; cell(source) runs a cell and returns what it printed."""
+    folder = tmp_path_factory.mktemp("kernel")
+    manager, client = start_new_kernel(startup_timeout=300, env=os.environ | {
+        "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])})
+
+    def run(source):
+        printed, errors = [], []
+
+        def take(message):
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                (printed if content["name"] == "stdout" else errors).append(content["text"])
+            elif message["msg_type"] == "error":
+                errors.append("\n".join(content["traceback"]))
+
+        client.execute_interactive(source, output_hook=take, timeout=3600)
+        assert not errors, "".join(errors)
+        return "".join(printed)
+
+    run("import json, left_behind; left_behind.mark_this_process(); import kernel_work")
+    yield run
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def grown(cell, work, runs):
+    """What `work`, a call with {} for a number of runs, adds to what the kernel and its server hold."""
+    def measure():
+        return json.loads(cell("print(json.dumps(kernel_work.measure()))"))
+
+    cell(work.format(WARM_UP))
+    before, done = measure(), 0
+    for i in range(1, CELLS + 1):
+        cell(work.format(runs * i // CELLS - done))
+        done = runs * i // CELLS
+    after = measure()
+    print(f"{runs} runs:", *(f"{key} {before[key]:,} -> {after[key]:,};" for key in ("kernel", "server", "blocks")))
+    for key in ("kernel", "server"):
+        assert after.pop(key) - before.pop(key) < SLACK_BYTES + BYTES_PER_RUN * runs, key
+    assert after.pop("blocks") - before.pop("blocks") < SLACK_BLOCKS + BLOCKS_PER_RUN * runs
+    return before, after
+
+
+def test_launches_leave_nothing(cell):
+    before, after = grown(cell, "kernel_work.launches({})", LAUNCHES)
+    assert after == before
+
+
+def test_widget_runs_leave_nothing(cell):
+    cell("frames = kernel_work.all_frames()")
+    before, after = grown(cell, "kernel_work.press_buttons(frames, {})", WIDGET_RUNS)
+    assert after == before
