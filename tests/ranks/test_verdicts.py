@@ -10,7 +10,7 @@ import rank_workers as workers
 from utils import RankError, launch
 from utils.ranks import pickles
 from utils.ranks.compare import differences
-from utils.ranks.files import open_files
+from utils.ranks.files import Files
 from utils.ranks.record import Call, Record
 from utils.ranks.scratch import read_from, scratch_file
 from utils.ranks.verdicts import Ending, judge
@@ -263,10 +263,11 @@ def test_an_error_whose_message_fails():
 
 
 def test_the_system_refuses_another_process():
-    files = open_files(scratch_file("job"), scratch_file("store"))
+    files = Files(*map(scratch_file, Files._fields))
     refuse_to_start(files, OSError(11, "Resource temporarily unavailable"))
     ending = Ending(0, 1, pickles.loads(read_from(files.outcome)))
     for descriptor in files:
         os.close(descriptor)
     assert str(judge([ending], [Record(0)], "failed")) == (
-        "The system refuses another process (Resource temporarily unavailable): use fewer ranks, or close other programs.")
+        "The ranks could not be started: no more processes or threads may be started. Use fewer ranks, close other programs, "
+        "or raise the limit before you start Jupyter: ulimit -u 4096.")

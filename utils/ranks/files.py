@@ -1,8 +1,6 @@
 """The files that a rank shares with the notebook, so that nothing is lost however the rank ends."""
 from typing import NamedTuple
 
-from utils.ranks.scratch import scratch_file
-
 
 class Files(NamedTuple):
     """File descriptors; see `utils.ranks.scratch` for what they are."""
@@ -12,8 +10,3 @@ class Files(NamedTuple):
     record: int   # its communication calls and spans, as they happen
     outcome: int  # its result, or its error
     stack: int    # where its Python code stands, on request or after a crash
-
-
-def open_files(job: int, store: int) -> Files:
-    """Open the files of one rank beside those that all ranks share."""
-    return Files(job, store, *(scratch_file(name) for name in Files._fields[2:]))

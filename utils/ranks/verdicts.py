@@ -22,8 +22,8 @@ class RankError(RuntimeError):
     """A run on ranks failed. The message is the verdict.
 
     Attributes: `rank` (the first culprit, or None when it is the ranks' interplay), `kind` (a word for programs:
-    "raised", "exited", "killed", "difference", "deadlock", "timeout", "output", "result", "server"), `run` (what is known
-    of the run).
+    "raised", "exited", "killed", "difference", "deadlock", "timeout", "output", "result", "server", "refused"), `run`
+    (what is known of the run).
     """
 
     def __init__(self, message: str, kind: str, rank: int | None = None, run=None):

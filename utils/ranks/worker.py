@@ -2,7 +2,6 @@
 import atexit
 import contextlib
 import ctypes
-import datetime
 import faulthandler
 import linecache
 import multiprocessing.util
@@ -10,7 +9,6 @@ import os
 import pickle
 import random
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -22,8 +20,10 @@ import torch.distributed as dist
 from utils.ranks import doors, pickles
 from utils.ranks import rank as this_rank
 from utils.ranks.files import Files
+from utils.ranks.meeting import CannotMeet, join_group, loopback_interface, wait_for_all
 from utils.ranks.places import is_user_file
 from utils.ranks.recorder import Recorder
+from utils.ranks.refusals import refusal
 from utils.ranks.scratch import read_from, write_all
 from utils.ranks.wire import counted_since, socket_counters
 
@@ -44,6 +44,8 @@ def run_rank(rank: int, files: Files) -> int:
     try:
         if _identity(files.outcome) != identity:
             raise OSError("its file descriptors were closed")
+        os.lseek(files.outcome, 0, os.SEEK_SET)
+        os.ftruncate(files.outcome, 0)
         write_all(files.outcome, pickle.dumps(outcome))
     except (OSError, MemoryError) as error:
         recorder.event("unheard", why=_message(error))
@@ -88,8 +90,7 @@ def _settle_in(rank, job, files):
     os.environ.clear()
     os.environ.update(job["environment"])
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["world_size"]),
-                      LOCAL_WORLD_SIZE=str(job["world_size"]))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+                      LOCAL_WORLD_SIZE=str(job["world_size"]), GLOO_SOCKET_IFNAME=loopback_interface())
     sys.path[:] = job["path"]
     sys.argv[:] = job["argv"]
     with contextlib.suppress(OSError):
@@ -97,12 +98,6 @@ def _settle_in(rank, job, files):
     torch.set_num_threads(job["threads"])
     random.seed()        # forked ranks would all continue one sequence
     numpy.random.seed()
-
-
-def loopback_interface() -> str:
-    """The loopback's real name ("lo" on Linux, "lo0" on macOS): gloo is told a name so that it resolves no host."""
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in names if name.startswith("lo")), "lo")
 
 
 def _spare_the_notebook_when_memory_runs_out():
@@ -120,7 +115,7 @@ def end_with_parent() -> None:
 def _call(rank, job, files, recorder):
     """Join the group, run the function, wait for the others; return the pickled result."""
     function, arguments = pickles.loads(job["call"])
-    store = _join_group(rank, job, files)
+    store = join_group(rank, job, files.store)
     doors.install(recorder if job["record"] else None, job["cluster"])
     wire_before = socket_counters()
     recorder.event("begin")
@@ -130,38 +125,15 @@ def _call(rank, job, files, recorder):
     recorder.event("returned")
     packed = pickles.dumps(result, f"the result of rank {rank} ({type(result).__name__})")
     result = None
-    _wait_for_all("returned", store, job["world_size"])  # nobody hangs up while another rank still talks
+    wait_for_all("returned", store, job["world_size"])  # nobody hangs up while another rank still talks
     recorder.event("wire", connections=counted_since(wire_before))
-    _wait_for_all("counted", store, job["world_size"])   # nor while another rank still looks at its end of the line
+    wait_for_all("counted", store, job["world_size"])   # nor while another rank still looks at its end of the line
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
         multiprocessing.util._run_finalizers()  # they hang on an exit function of the process we were forked from
     if job["backend"] == "nccl" and dist.is_initialized():
         dist.destroy_process_group()
     return packed
-
-
-def _join_group(rank, job, files):
-    """Make the default group; returns the store through which the ranks found each other.
-
-    The store is a file: torch's TCPStore asks the name server for 127.0.0.1's name at every connection, which takes
-    five seconds whenever the answer gets lost.
-    """
-    store = dist.FileStore(job["store"] or f"/proc/self/fd/{files.store}", job["world_size"])
-    options = {}
-    if job["backend"] == "nccl":
-        torch.cuda.set_device(rank)
-        options["device_id"] = torch.device("cuda", rank)
-    # the notebook's own limit is shorter and gives a better sentence than gloo's time-out
-    limit = datetime.timedelta(seconds=job["timeout"] + 120)
-    dist.init_process_group(job["backend"], store=store, rank=rank, world_size=job["world_size"], timeout=limit, **options)
-    return dist.PrefixStore("course", store)
-
-
-def _wait_for_all(what, store, world_size):
-    if store.add(what, 1) == world_size:
-        store.set(f"all {what}", "yes")
-    store.wait([f"all {what}"], datetime.timedelta(days=1))
 
 
 def _describe_error(error):
@@ -173,7 +145,7 @@ def _describe_error(error):
     name = kind.__name__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__name__}"
     return {"type": name, "message": _message(error), "frames": frames,
             "exit_code": _plain_code(error) if isinstance(error, SystemExit) else None,
-            "sentence": isinstance(error, pickles.UnpicklableError)}  # its message is the whole verdict
+            "sentence": isinstance(error, (pickles.UnpicklableError, CannotMeet))}  # its message is the whole verdict
 
 
 def _message(error):
@@ -190,6 +162,6 @@ def _plain_code(error):
 
 def refuse_to_start(files: Files, reason: OSError) -> None:
     """Leave an outcome for a rank that never came to life."""
-    message = f"The system refuses another process ({reason.strerror}): use fewer ranks, or close other programs."
+    message = f"The ranks could not be started: {refusal(reason)}."
     error = {"type": "OSError", "message": message, "frames": [], "exit_code": None, "sentence": True}
     write_all(files.outcome, pickle.dumps({"error": error, "time": time.monotonic()}))
