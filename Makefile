@@ -11,6 +11,7 @@ VENV = .venv
 LAB_ARGS =
 PIP_ARGS =
 WORKERS = 2
+MATRIX_PYTHONS =
 MEGATRON = megatron-core==0.16.1
 
 # The first Python that is new enough. A name can exist and not run (pyenv has such), so each one is tried.
@@ -33,7 +34,7 @@ CLEAN_SETTINGS = MPLCONFIGDIR="$(CURDIR)/build/matplotlib" IPYTHONDIR="$(CURDIR)
 AS_ROOT = $(shell test "$$(id -u)" = 0 && echo --allow-root)
 RUN_NOTEBOOKS = $(CLEAN_SETTINGS) $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout 120
 
-.PHONY: help lab test test-fast test-unit test-labs test-notebooks lint bench peers release notebooks site clean
+.PHONY: help lab test test-fast test-unit test-labs test-notebooks lint bench peers release notebooks site matrix clean
 .PHONY: deepspeed install-deepspeed install-lab install-test
 .NOTPARALLEL:
 
@@ -95,6 +96,10 @@ notebooks: $(READY_TEST)  ## run lessons/ and solutions/ and store their outputs
 site: $(READY_TEST)  ## make web pages of lessons, labs and texts: site/index.html
 	rm -rf site
 	$(PY) -m utils.site_pages site
+
+# About 6 GB for each of three environments. Other Pythons: make matrix MATRIX_PYTHONS="python3.10 python3.12 python3.13"
+matrix: $(READY_TEST)  ## run lessons with the oldest and the newest PyTorch, and as on Colab (large; not in make test)
+	$(PY) tests/front_ends/matrix.py $(MATRIX_PYTHONS)
 
 clean:  ## remove what tests and builds left (keeps .venv)
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
