@@ -13,6 +13,8 @@ PIP_ARGS =
 WORKERS = 2
 MATRIX_PYTHONS =
 MEGATRON = megatron-core==0.16.1
+LAUNCHERS = accelerate==1.15.0 ipyparallel==9.2.0
+QUICK =
 
 # The first Python that is new enough. A name can exist and not run (pyenv has such), so each one is tried.
 PYTHON = $(shell for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \
@@ -64,8 +66,13 @@ test-notebooks: $(READY_TEST)  ## run the notebooks and compare their outputs wi
 lint: $(READY_TEST)  ## look for mistakes and style in the code
 	$(PY) -m ruff check
 
-bench: $(READY_TEST)  ## measure: prints every benchmark's figures
-	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+bench: $(READY_TEST) build/launchers  ## measure everything, write benchmarks/RESULTS.md (QUICK=1: only see that it works)
+	$(CLEAN_SETTINGS) PYTHONPATH="$$(echo "$(CURDIR)"/build/launchers/lib/python*/site-packages)" \
+		$(PY) -m benchmarks $(if $(QUICK),--quick --output build/RESULTS-quick.md)
+
+# Beside the course's environment, not in it: they bring an extension of JupyterLab. Without them their rows say so.
+build/launchers: $(READY_TEST)
+	$(PY) -m pip install --quiet $(PIP_ARGS) --prefix $@ $(LAUNCHERS) || echo "Not compared with: $(LAUNCHERS)"
 
 peers: build/peers/megatron  ## compare the layers with Megatron's own (installed apart, into build/peers; not in make test)
 	PYTHONPATH=build/peers $(PY) -m pytest tests/peers/test_megatron.py

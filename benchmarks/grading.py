@@ -1,6 +1,6 @@
 """How long grading a class takes, beside ``nbgrader autograde`` on the same notebooks where nbgrader is installed.
 
-    python benchmarks/grading.py [--lab 01_all_reduce] [--submissions 30] [--jobs 2] [--nbgrader PYTHON]
+    python -m benchmarks.grading [--quick] [--lab 01_all_reduce] [--submissions 6] [--jobs 2] [--nbgrader PYTHON]
 
 Of ten submissions three are right, one is blank, four have a wrong answer (one of the lab's known ones), and two have a
 wrong answer and replace its check by a line that prints what the check prints.  A figure counts only if the grades are
@@ -8,24 +8,24 @@ right too, so the grades are looked at.
 """
 
 import argparse
-import contextlib
 import csv
-import ctypes
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.machine import Spent, Stopwatch, adopt_orphans
+from benchmarks.measure import Table, digits
+from utils.grading.notebook import dumps, grade_id, read, text_of
+from utils.grading.selfcheck import mutants_of
 
-from utils.grading.notebook import dumps, grade_id, read, text_of  # noqa: E402
-from utils.grading.selfcheck import mutants_of  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[1]
+NOTE = """\
+Right, wrong, blank and attacking submissions, graded once by each; `course grade` runs both of its stages. The grades were
+looked at: {grades}."""
 KINDS = ("right", "wrong", "attacker", "wrong", "right", "blank", "wrong", "attacker", "right", "wrong")
 
 
@@ -52,35 +52,6 @@ def write_submissions(folder: Path, lab: str, count: int) -> dict[str, tuple[str
         written[student] = (kind, question)
         (folder / f"{student}.ipynb").write_text(dumps(notebook), encoding="utf-8")
     return written
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Seconds on the clock, and seconds of processor time of all processes together."""
-
-    wall: float
-    cpu: float
-
-
-class Stopwatch:
-    """Measures what happens between making it and :meth:`spent`."""
-
-    def __init__(self):
-        self._wall, self._cpu = time.perf_counter(), self._children()
-
-    def spent(self) -> Spent:
-        """Return what was spent since."""
-        wall, patience = time.perf_counter() - self._wall, time.monotonic() + 10
-        with contextlib.suppress(ChildProcessError):  # orphans count once they have been seen off
-            while time.monotonic() < patience:
-                if not os.waitpid(-1, os.WNOHANG)[0]:
-                    time.sleep(0.1)
-        return Spent(wall, self._children() - self._cpu)
-
-    @staticmethod
-    def _children() -> float:
-        used = os.times()
-        return used.children_user + used.children_system
 
 
 def time_course(lab: str, submissions: Path, out: Path, jobs: int) -> Spent:
@@ -150,44 +121,40 @@ def time_nbgrader(python: str, lab: str, submissions: Path, folder: Path) -> Spe
     return spent
 
 
-def load() -> str:
-    """Return the load averages of the last 1, 5 and 15 minutes."""
-    return " ".join(f"{value:.1f}" for value in os.getloadavg()) if hasattr(os, "getloadavg") else "not known"
+def tables(quick: bool = False, lab: str = "01_all_reduce", submissions: int = 6, jobs: int = 2,
+           nbgrader: str = sys.executable) -> Iterator[Table]:
+    """A row for ``course grade``, and one for nbgrader if that Python has it."""
+    adopt_orphans()
+    submissions = 2 if quick else submissions
+    with tempfile.TemporaryDirectory(prefix="course-") as name:
+        folder = Path(name)
+        (folder / "in").mkdir()
+        written = write_submissions(folder / "in", lab, submissions)
+        spent = {f"`course grade --jobs {jobs}`": time_course(lab, folder / "in", folder / "out", jobs)}
+        if found := nbgrader_version(nbgrader):
+            (folder / "nbgrader").mkdir()
+            spent[f"`nbgrader autograde` {found}"] = time_nbgrader(nbgrader, lab, folder / "in", folder / "nbgrader")
+        problems = wrong_grades(folder / "out", written)
+    first = next(iter(spent.values()))
+    rows = [(way, f"{each.wall:.1f} s", digits(each.wall / first.wall), f"{each.cpu:.1f} s", digits(each.cpu / first.cpu),
+             f"{each.cpu / submissions:.1f} s", 1) for way, each in spent.items()]
+    if len(rows) == 1:
+        rows.append(("`nbgrader autograde`", *["not installed"] * 5, 0))
+    yield Table(f"Grading: {submissions} submissions of lab {lab}",
+                ("way", "time", "ratio", "processor time", "ratio", "per submission", "n"), rows,
+                NOTE.format(grades="they are right" if not problems else "**they are wrong**, " + "; ".join(problems)))
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two submissions: to see that it works, not for figures")
     parser.add_argument("--lab", default="01_all_reduce")
-    parser.add_argument("--submissions", type=int, default=30)
+    parser.add_argument("--submissions", type=int, default=6)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--nbgrader", default=sys.executable, metavar="PYTHON", help="a Python that has nbgrader")
-    chosen = parser.parse_args()
-    if sys.platform == "linux":  # processes that outlive their parents become this one's children: their time counts
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-    print(f"{chosen.submissions} submissions of {chosen.lab}, --jobs {chosen.jobs}, {os.cpu_count()} cores", flush=True)
-    print(f"load average before: {load()}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="course-") as name:
-        folder = Path(name)
-        submissions = folder / "in"
-        submissions.mkdir()
-        written = write_submissions(submissions, chosen.lab, chosen.submissions)
-        rows = [("course grade", time_course(chosen.lab, submissions, folder / "out", chosen.jobs))]
-        print(f"load average after course grade: {load()}", flush=True)
-        if found := nbgrader_version(chosen.nbgrader):
-            (folder / "nbgrader").mkdir()
-            spent = time_nbgrader(chosen.nbgrader, chosen.lab, submissions, folder / "nbgrader")
-            rows.append((f"nbgrader {found} autograde", spent))
-        problems = wrong_grades(folder / "out", written)
-    print(f"load average after: {load()}")
-    base = rows[-1][1]
-    for title, spent in rows:
-        ratio = f"  ratio {spent.wall / base.wall:.2f}, of cpu {spent.cpu / base.cpu:.2f}" if len(rows) > 1 else ""
-        each = spent.cpu / chosen.submissions
-        print(f"{title:28} {spent.wall:7.1f} s  cpu {spent.cpu:7.1f} s, {each:.1f} s a submission{ratio}")
-    if len(rows) == 1:
-        print("nbgrader is not installed, so there is nothing to compare with: pip install nbgrader")
-    print("the grades are right" if not problems else "WRONG GRADES: " + "; ".join(problems))
+    for table in tables(**vars(parser.parse_args())):
+        print(table.markdown(), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

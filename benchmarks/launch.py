@@ -1,35 +1,100 @@
-"""How long it takes to have N ranks ready: `launch` beside torch.multiprocessing.spawn and a bare fork.
+"""How long it takes to have N ranks: `launch` beside torch.multiprocessing, accelerate and ipyparallel.
 
-    python benchmarks/launch.py [--pairs 7]
+    python -m benchmarks.launch [--quick]
 
-Prints medians and spreads of runs that alternate, so that a busy machine is busy for all of them, and ratios to
-`launch`. Every way does the same work: start N processes, join a gloo group, add up the ranks, go away.
+accelerate and ipyparallel are no part of the course; `make bench` installs them into a folder of their own.
 """
-import argparse
-import datetime
-import os
-import statistics
+
+import contextlib
 import sys
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-import torch
-import torch.distributed as dist
-import torch.multiprocessing
+from benchmarks.launch_ways import WAYS, Starter, add_up_the_ranks, installed
+from benchmarks.measure import SPREAD, Table, in_turns, main, ratios, seconds_of, spread, spread_of_seconds
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from utils import launch  # noqa: E402
+COLUMNS = ("ranks and way", "cold", "times `launch`", "warm", "times `launch`", "n cold, warm")
+NOTE = f"""\
+Every way does the same: start the ranks, join a gloo group, one all-reduce, hand the sums to the caller. *Cold* is the
+first time in a fresh Python, from the start of that Python on, with all imports. *Warm* is each later time in the same
+Python. The ways take turns; a ratio is that of the same round. {SPREAD}
+
+What is the same and what is not:
+
+- `launch`, spawn, fork and `notebook_launcher` start fresh processes for every run. `ipyparallel` does so only when its
+  cluster starts: a warm run is a call in processes that keep what the run before left there, such as variables, memory,
+  random states, and a group that a failure left open. A rank that hangs or dies is lost until the cluster is restarted.
+- A fork copies the caller as it is. In a notebook that is a process with threads, and a lock that another thread holds
+  at that moment stays locked in the copy for ever. `notebook_launcher` forks too, and refuses when CUDA or an
+  `Accelerator` was used before.
+- spawn and fork take no function from a cell (spawn cannot find it) or give back no result (both); `notebook_launcher`
+  gives back none either. Here their ranks put it into a queue.
+- Only `launch` records the calls, ends a run in which ranks wait for one another for ever, and says who waits where."""
 
 
-def add_up_the_ranks():
-    x = torch.tensor([float(dist.get_rank())])
-    dist.all_reduce(x)
-    return x.item()
+def tables(quick: bool = False, world_sizes: Sequence[int] = (2, 4, 8), ways: Sequence[str] = tuple(WAYS)) -> Iterator[Table]:
+    """Ways and ranks; the parts of a warm launch; what a rank holds alone."""
+    world_sizes = world_sizes[:1] if quick else world_sizes
+    yield Table("Launch: cold and warm", COLUMNS, list(compare(world_sizes, ways, *((1, 2, 1) if quick else (3, 12, 3)))), NOTE)
+    yield parts_of_a_launch(world_sizes, runs=3 if quick else 15)
+    if sys.platform == "linux":
+        yield memory_of_a_rank(world_size=4)
+
+
+def compare(world_sizes, ways, cold_rounds, warm_rounds, spawn_rounds) -> Iterator[tuple]:
+    """A row for each number of ranks and each way. Spawn takes seconds each time: it is warm in the first rounds only."""
+    for world_size in world_sizes:
+        cold, warm = measure(world_size, [way for way in ways if installed(WAYS[way])], cold_rounds, warm_rounds, spawn_rounds)
+        for way in ways:
+            title = f"{world_size}, {WAYS[way].title}"
+            if way in cold:
+                yield (title, spread_of_seconds(cold[way]), ratios(cold[way], cold["Launch"]),
+                       spread_of_seconds(warm[way]), ratios(warm[way], warm["Launch"]), f"{len(cold[way])}, {len(warm[way])}")
+            else:
+                yield title, *["not installed"] * 4, "0, 0"
+
+
+def measure(world_size, ways, cold_rounds, warm_rounds, spawn_rounds):
+    """`({way: cold seconds}, {way: warm seconds})`; the processes of the last cold round go on as the warm ones."""
+    cold, runs = {way: [] for way in ways}, {}
+    with contextlib.ExitStack() as processes:
+        for turn in range(cold_rounds):
+            processes.close()
+            for way in ways[:: -1 if turn % 2 else 1]:
+                starter = processes.enter_context(contextlib.closing(Starter(way, world_size)))
+                cold[way].append(seconds_of(starter.run))
+                runs[way] = starter.run
+        warm = in_turns({way: runs[way] for way in ways}, spawn_rounds)
+        for way, seconds in in_turns({way: runs[way] for way in ways if way != "Spawn"}, warm_rounds - spawn_rounds).items():
+            warm[way] += seconds
+    return cold, warm
+
+
+def parts_of_a_launch(world_sizes, runs) -> Table:
+    """Where the time of a warm launch goes."""
+    from utils import launch
+
+    launch(add_up_the_ranks, echo=False)
+    rows = []
+    for world_size in world_sizes:
+        parts = []
+        for _ in range(runs):
+            begin = time.monotonic()
+            records = launch(add_up_the_ranks, world_size=world_size, echo=False).records
+            end = time.monotonic()
+            all_ready, all_returned = max(record.begun for record in records), max(record.returned for record in records)
+            parts.append((min(record.begun for record in records) - begin, all_ready - begin, all_returned - all_ready,
+                          end - all_returned))
+        rows.append((world_size, *(spread_of_seconds(values) for values in zip(*parts)), runs))
+    return Table("Launch: where the time goes, warm",
+                 ("ranks", "until the first rank is ready", "until all are", "the function", "until all have gone", "n"), rows,
+                 "Ready: forked, in the group, its calls recorded. Gone: the processes have ended and their results are read.")
 
 
 def private_megabytes():
     """Memory that this rank holds alone, after a small model's step: what N ranks cost on top of one another."""
+    import torch
+
     model = torch.nn.Linear(256, 256)
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     add_up_the_ranks()
@@ -38,56 +103,15 @@ def private_megabytes():
     return kilobytes / 1e3
 
 
-def _join_and_add(rank, world_size, path):
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=dist.FileStore(path, world_size), rank=rank, world_size=world_size,
-                            timeout=datetime.timedelta(seconds=60))
-    add_up_the_ranks()
-    dist.destroy_process_group()
+def memory_of_a_rank(world_size) -> Table:
+    """What each rank costs."""
+    from utils import launch
 
-
-def by_launch(world_size):
-    launch(add_up_the_ranks, world_size=world_size, echo=False)
-
-
-def by_start_method(method):
-    def run(world_size):
-        with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.start_processes(_join_and_add, args=(world_size, f"{folder}/store"), nprocs=world_size,
-                                                  start_method=method)
-    return run
-
-
-def seconds_of(way, world_size):
-    begin = time.perf_counter()
-    way(world_size)
-    return time.perf_counter() - begin
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=7, help="alternating runs of launch and fork")
-    parser.add_argument("--spawns", type=int, default=2, help="runs of spawn, which takes seconds")
-    arguments = parser.parse_args()
-    print(f"first launch of this process: {seconds_of(by_launch, 4):.2f} s")
-    print(f"{'ranks':>5}  {'way':<28}{'median s':>9}{'min':>8}{'max':>8}{'ratio':>8}")
-    for world_size in (2, 4, 8):
-        ways = {"launch": by_launch, "bare fork": by_start_method("fork"),
-                "torch.multiprocessing.spawn": by_start_method("spawn")}
-        times = {name: [] for name in ways}
-        for i in range(arguments.pairs):
-            for name, way in ways.items():
-                if name != "torch.multiprocessing.spawn" or i < arguments.spawns:
-                    times[name].append(seconds_of(way, world_size))
-        base = statistics.median(times["launch"])
-        for name, values in times.items():
-            median = statistics.median(values)
-            print(f"{world_size:>5}  {name:<28}{median:>9.3f}{min(values):>8.3f}{max(values):>8.3f}{median / base:>8.1f}")
-    if sys.platform == "linux":
-        memory = launch(private_megabytes, world_size=4, echo=False).results
-        print(f"memory that each of 4 ranks holds alone: {', '.join(f'{value:.0f}' for value in memory)} MB")
+    megabytes = launch(private_megabytes, world_size=world_size, echo=False).results
+    return Table("Launch: memory that each rank holds alone", ("ranks", "MB", "n"),
+                 [(world_size, spread(megabytes), world_size)],
+                 "After one step of a small model. The rest is shared with the other ranks.")
 
 
 if __name__ == "__main__":
-    main()
+    main(tables, __doc__)

@@ -1,39 +1,49 @@
 """How long the theory takes: simulate, redraw, plan, the scoreboard.
 
-    python benchmarks/theory.py [--repeat 5]
+    python -m benchmarks.theory [--quick]
 
-Prints the median of several runs: processor time, which a busy machine hardly changes, and wall time. When
-llm-analysis (a public calculator of training steps that installs from the package index and needs no GPU) is
+When llm-analysis (a public calculator of training steps that installs from the package index and needs no GPU) is
 there, its time for one layout stands beside ours.
 """
 
-import argparse
 import io
 import logging
-import statistics
-import sys
-import time
-from pathlib import Path
+from collections.abc import Iterator
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from utils.theory.hardware import selene  # noqa: E402
-from utils.theory.layout import Layout, plan, rank_bytes  # noqa: E402
-from utils.theory.papers.scoreboard import all_tables  # noqa: E402
-from utils.theory.pipeline import build, simulate  # noqa: E402
-from utils.theory.presets import MODELS  # noqa: E402
-from utils.theory.throughput import step_time  # noqa: E402
+from benchmarks.measure import SPREAD, Table, in_turns, main, ratios, spread_of_seconds, wall_and_cpu
+from utils.theory.hardware import selene
+from utils.theory.layout import Layout, plan, rank_bytes
+from utils.theory.papers.scoreboard import all_tables
+from utils.theory.pipeline import build, simulate
+from utils.theory.presets import MODELS
+from utils.theory.throughput import step_time
 
 COLOURS = {"F": "#0072B2", "B": "#E69F00", "W": "#009E73", "BW": "#E69F00"}
 
 
-def seconds_of(function, repeat):
-    """Median (processor time, wall time) of `repeat` calls."""
-    times = []
-    for _ in range(repeat):
-        processor, wall = time.process_time(), time.perf_counter()
-        function()
-        times.append((time.process_time() - processor, time.perf_counter() - wall))
-    return tuple(map(statistics.median, zip(*times)))
+def tables(quick: bool = False) -> Iterator[Table]:
+    """A row for each computation; one layout beside llm-analysis."""
+    small, large, zero_bubble = build("1f1b", 8, 64), build("1f1b", 64, 512), build("zb-v", 64, 512)
+    found = plan_one_trillion()
+    computations = {
+        "simulate 1F1B, p = 8, m = 64": lambda: simulate(small),
+        "simulate 1F1B, p = 64, m = 512": lambda: simulate(large),
+        "simulate ZB-V, p = 64, m = 512": lambda: simulate(zero_bubble),
+        "build, simulate and draw 1F1B, p = 8, m = 64": redraw,
+        f"plan 1T on 3,072 GPUs, {len(found.ranked) + len(found.rejected):,} layouts": plan_one_trillion,
+        "all published tables": all_tables,
+    }
+    times, rows = 1 if quick else 7, []
+    for name, function in computations.items():
+        wall, cpu = wall_and_cpu(function, times)
+        rows.append((name, spread_of_seconds(wall), spread_of_seconds(cpu), times))
+    yield Table("Theory: simulate and plan", ("what", "time", "processor time", "n"), rows, SPREAD)
+    other, rounds = one_layout_by_llm_analysis(), 3 if quick else 100
+    if other is not None:
+        taken = in_turns({"the course": one_layout, "llm-analysis": other}, rounds)
+        rows = [(name, spread_of_seconds(seconds), ratios(seconds, taken["the course"]), rounds)
+                for name, seconds in taken.items()]
+        yield Table("Theory: seconds and bytes of one layout", ("by", "time", "times the course", "n"), rows, SPREAD)
 
 
 def redraw():
@@ -95,35 +105,5 @@ def one_layout_by_llm_analysis():
     return answer
 
 
-def main():
-    """Print one line per measurement."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeat", type=int, default=5)
-    repeat = parser.parse_args().repeat
-    small, large = build("1f1b", 8, 64), build("1f1b", 64, 512)
-    zero_bubble = build("zb-v", 64, 512)
-    found = plan_one_trillion()
-    layouts = len(found.ranked) + len(found.rejected)
-    for name, function in (
-        ("simulate 1F1B, p = 8, m = 64", lambda: simulate(small)),
-        ("simulate 1F1B, p = 64, m = 512", lambda: simulate(large)),
-        ("simulate ZB-V, p = 64, m = 512", lambda: simulate(zero_bubble)),
-        ("build, simulate and draw p = 8, m = 64", redraw),
-        (f"plan 1T on 3,072 GPUs, {layouts} layouts", plan_one_trillion),
-        ("all published tables", all_tables),
-    ):
-        processor, wall = seconds_of(function, repeat)
-        print(f"{name:45} processor {1e3 * processor:9.1f} ms   wall {1e3 * wall:9.1f} ms")
-    other = one_layout_by_llm_analysis()
-    if other is None:
-        print("llm-analysis is not installed: nothing to compare with")
-        return
-    ours, theirs = (seconds_of(function, 100 * repeat)[0] for function in (one_layout, other))
-    print(f"{'one layout, seconds and bytes':45} processor {1e3 * ours:9.3f} ms")
-    print(f"{'the same by llm-analysis':45} processor {1e3 * theirs:9.3f} ms   ratio {theirs / ours:.1f}")
-
-
 if __name__ == "__main__":
-    main()
+    main(tables, __doc__)
