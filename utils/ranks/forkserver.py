@@ -15,7 +15,6 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 import weakref
 
@@ -73,11 +72,11 @@ def main(control_descriptor: int) -> None:
 
 
 def _preload():
-    """Import what the ranks will need; torch's compiler makes a folder for its cache on import, which goes again."""
-    with tempfile.TemporaryDirectory() as tempfile.tempdir:
-        for name in PRELOADED:
-            importlib.import_module(name)
-    tempfile.tempdir = None
+    """Import what the ranks will need."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/dev/fd"  # torch's compiler makes a folder on import, if there is none yet
+    for name in PRELOADED:
+        importlib.import_module(name)
+    del os.environ["TORCHINDUCTOR_CACHE_DIR"]
     _spare_the_ranks()
 
 

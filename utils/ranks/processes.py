@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Protocol
 
 from utils.ranks.files import Files
+from utils.ranks.scratch import scratch_file
 
 MESSAGE_BYTES = 4096
 _PATIENCE_SECONDS = 20.0  # so long may the ranks' server take, on a busy machine, to end them all
@@ -55,7 +56,7 @@ class ForkServer:
     def started(cls):
         """A new process, which begins to load torch."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, tempfile.TemporaryFile() as errors:
+        with theirs, os.fdopen(scratch_file("errors"), "wb") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-c", _program("utils.ranks.forkserver", theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True)
@@ -273,6 +274,11 @@ def main(rank: int, *descriptors: int) -> None:
 
 
 def _program(module, *arguments):
-    """Source for `python -c`: import `module` from where this process would, then call its main."""
-    path = [os.path.abspath(entry or ".") for entry in sys.path]
+    """Source for `python -c`: import `module` from where this process would, then call its main.
+
+    A notebook's folder comes last, if the course is not in it: a `random.py` there, which this process never saw, must
+    not take the place of Python's own while torch is loaded.
+    """
+    here, course = os.getcwd(), str(Path(__file__).parents[2])
+    path = sorted((os.path.abspath(entry or here) for entry in sys.path), key=lambda entry: course != entry == here)
     return f"import sys; sys.path[:] = {path!r}; from {module} import main; main(*{arguments!r})"
