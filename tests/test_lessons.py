@@ -24,7 +24,7 @@ bandwidth; InfiniBand; algbw; busbw; hook; bucket; future; gradient accumulation
 fake tensor; bf16; mixed precision; master copy; momentum; variance; hidden size; embedding; output head; logit; view;
 sharding; storage; fused attention; activation checkpointing; recomputation; FSDP2; DTensor; CPU offload; LoRA; QLoRA; NVLink;
 synchronisation; column-parallel; row-parallel; grouped-query attention; throughput; weak scaling; DeviceMesh; bubble; warm-up;
-drain; in flight; flush; weight stashing; ZB-V; DualPipe; innermost; outermost; stride; agent
+drain; in flight; flush; weight stashing; ZB-V; DualPipe; innermost; outermost; stride; PCIe; agent
 """.replace("\n", " ").strip().split("; ")
 
 
