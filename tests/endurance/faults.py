@@ -2,10 +2,12 @@
 
 A fault acts on one rank, the culprit, in the middle of an ordinary program: `play` runs it on every rank.
 """
+import contextlib
 import ctypes
-import multiprocessing
+import multiprocessing.shared_memory
 import os
 import random
+import resource
 import signal
 import sys
 import tempfile
@@ -148,7 +150,7 @@ def names_a_root_that_does_not_exist(rng):
 
 
 @fault("exited", "killed", says=r"^Rank {rank} (was ended by SIGABRT|"
-                                r"could not hand over what became of its function: its file descriptors were closed)")
+                                r"could not hand over its result or error: its file descriptors were closed)")
 def closes_every_file(rng):
     os.closerange(3, 1000)
     raise Done
@@ -374,6 +376,38 @@ def uses_child_processes(rng):
 @fault()
 def leaves_a_manager_running(rng):
     return multiprocessing.get_context("fork").Manager().dict(a=1).copy()
+
+
+@fault()
+def forgets_shared_memory(rng):
+    block = multiprocessing.shared_memory.SharedMemory(create=True, size=1000)
+    block.close()
+
+
+@fault()
+def leaves_daemons_that_start_daemons(rng):
+    os.system("setsid sh -c 'setsid sh -c \"setsid sleep 54321 & sleep 54321\" & sleep 54321' &")
+
+
+@fault()
+def writes_into_every_file(rng):
+    for descriptor in range(3, 30):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(("/memfd:outcome", "/memfd:stack")):
+                os.write(descriptor, b"nonsense")
+
+
+@fault("exited", says=r"^Rank {rank} could not hand over its result or error: \[Errno 27\]")
+def may_write_no_file(rng):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    raise ValueError("nobody will hear this")
+
+
+@fault("raised", "killed", "exited", says=r"^Rank {rank} ")
+def may_use_little_memory(rng):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 50_000_000, used + 50_000_000))
+    return [bytes(1_000_000) for _ in range(100)]
 
 
 @fault()

@@ -1,6 +1,8 @@
 """Functions that the engine's tests run on ranks. They live in a module of their own, as a learner's script would."""
+import datetime
 import os
 import sys
+import threading
 import time
 
 import torch
@@ -330,3 +332,43 @@ def talks_near_and_far():
     dist.all_reduce(x, group=near)
     dist.all_reduce(x)
     return x.tolist()
+
+
+# ---- waits that end -----------------------------------------------------------------------------------------------
+
+def receives_early(seconds):
+    """Ask for the message first, work for long, then send: as double buffering does."""
+    other, incoming = 1 - dist.get_rank(), torch.empty(1)
+    receiving = dist.irecv(incoming, other)
+    time.sleep(seconds)
+    dist.isend(torch.tensor([float(dist.get_rank())]), other).wait()
+    receiving.wait()
+    return incoming.item()
+
+
+def a_thread_sends_later(seconds):
+    """The main threads all wait in recv; what they wait for comes from other threads."""
+    def later():
+        time.sleep(seconds)
+        dist.isend(torch.tensor([float(dist.get_rank())]), other).wait()
+
+    other, incoming = 1 - dist.get_rank(), torch.empty(1)
+    thread = threading.Thread(target=later)
+    thread.start()
+    dist.recv(incoming, other)
+    thread.join()
+    return incoming.item()
+
+
+def waits_with_a_limit(seconds):
+    if dist.get_rank() == 0:
+        try:
+            dist.irecv(torch.empty(1), 1).wait(datetime.timedelta(seconds=seconds))
+        except RuntimeError:
+            return "gave up"
+
+
+def names_a_root_that_does_not_exist():
+    if dist.get_rank() == 1:
+        dist.broadcast(torch.ones(3), src=99)
+    dist.barrier()

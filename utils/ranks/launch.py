@@ -72,7 +72,7 @@ def launch(fn, *args, world_size: int | None = None, timeout: float = 60, backen
     call = _pack(fn, args)
     with _one_at_a_time:
         try:
-            return _run(call, world_size, timeout, choice, live, echo, record, cluster, start_method)
+            return _once_more_if_lost(lambda: _run(call, world_size, timeout, choice, live, echo, record, cluster, start_method))
         except OSError as error:
             raise RankError(f"The ranks could not be started: {refusal(error)}.", "refused") from None
 
@@ -113,6 +113,16 @@ def _show_once(banner):
     if banner and banner not in _banners_shown:
         _banners_shown.add(banner)
         print(banner)
+
+
+def _once_more_if_lost(run):
+    """What starts the ranks may have ended just before, from outside: as long as the function began nowhere, begin again."""
+    try:
+        return run()
+    except RankError as error:
+        if error.kind != "server" or any(record.begun for record in error.run.records):
+            raise
+    return run()
 
 
 def _run(call, world_size, timeout, choice: Choice, live, echo, record, cluster, start_method):
@@ -174,16 +184,18 @@ class _Watch:
                 return "done"
             if any(os.fstat(of_rank.output).st_size > _LONGEST_OUTPUT for of_rank in self.files):
                 return "output"
-            if time.monotonic() > self._deadline():
+            if time.monotonic() > self._deadline() and not (self.read_records() and time.monotonic() < self._deadline()):
                 self._ask_for_stacks()
                 return "timeout"
             if self._stuck() and self.record:
                 return "deadlock"
 
     def _deadline(self):
-        """The limit is for the function: the clock starts when it has started everywhere."""
-        begun = [record.begun for record in self.records]
-        return self._begin + _STARTING_SECONDS + self.timeout if None in begun else max(begun) + self.timeout
+        """The limit is for the function: the clock starts when it has started everywhere. To end takes as long at most."""
+        begun, returned = ([getattr(record, event) for record in self.records] for event in ("begun", "returned"))
+        if None in begun:
+            return self._begin + _STARTING_SECONDS + self.timeout
+        return max(begun if None in returned else returned) + self.timeout
 
     def ending(self, rank) -> Ending:
         files = self.files[rank]

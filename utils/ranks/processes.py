@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from utils.ranks.files import Files
+from utils.ranks.interrupts import interrupts_held
 from utils.ranks.scratch import scratch_file
 
 MESSAGE_BYTES = 4096
@@ -66,14 +67,16 @@ class ForkServer:
         """Return when the server has loaded torch; raises RuntimeError with what it printed if it could not."""
         if self._ready:
             return
-        message = _hear(self.control)
-        if message is None:
+        while not select.select([self.control], [], [], 1.0)[0]:
+            pass
+        with interrupts_held():  # what was read must not be lost
+            self._ready = _hear(self.control) is not None
+        if not self._ready:
             printed = os.pread(self._errors, 10_000, 0).decode(errors="replace").strip().splitlines()
             self.close()
             raise RuntimeError("The process that starts the ranks could not load torch: "
                                f"{printed[-1] if printed else 'it ended without a word'}. "
                                "`course doctor` looks for the reason.")
-        self._ready = True
 
     def alive(self) -> bool:
         return self.owner == os.getpid() and not self.trouble()

@@ -73,7 +73,7 @@ class Record:
         """Take in more lines; an unfinished last line waits for its rest."""
         *lines, self._tail = (self._tail + data).split(b"\n")
         for line in lines:
-            with contextlib.suppress(ValueError):  # a line over which somebody else wrote
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # somebody else wrote over the line
                 self._take(json.loads(line))
 
     def waiting_in(self) -> Call | None:

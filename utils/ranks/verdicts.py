@@ -82,7 +82,11 @@ def judge(endings: list[Ending], records: list[Record], reason: str, limit_secon
 
 
 def _is_consequence(error):
-    return not error["sentence"] and error["exit_code"] is None and bool(_CONSEQUENCE.search(error["message"]))
+    return not error["sentence"] and not _exited(error) and bool(_CONSEQUENCE.search(error["message"]))
+
+
+def _exited(error):
+    return error["exit_code"] is not None or error["type"] == "SystemExit"  # sys.exit() has no code
 
 
 def _from_a_call(record):
@@ -105,7 +109,7 @@ def _raised(first, endings):
     message = _CPP_TRACE.sub("", error["message"])[:_LONGEST_MESSAGE].rstrip()
     if error["sentence"]:
         text = message[:1].upper() + message[1:]
-    elif error["exit_code"] is not None or error["type"] == "SystemExit":
+    elif _exited(error):
         code = error["exit_code"]
         text = (f"{who} called sys.exit({'' if code is None else repr(code)}). A rank ends by returning from its function; "
                 "return a value instead.")
@@ -117,7 +121,7 @@ def _raised(first, endings):
              for filename, line, name, source in _with_source(error["frames"])]
     if len(lines) > 2 * _SHOWN_FRAMES:
         lines[_SHOWN_FRAMES:-_SHOWN_FRAMES] = [f"  … {len(lines) - 2 * _SHOWN_FRAMES} calls more …"]
-    kind = "exited" if error["exit_code"] is not None else "raised"
+    kind = "exited" if _exited(error) else "raised"
     return RankError("\n".join([text, *lines]) + _others(endings, *same), kind, rank)
 
 
@@ -144,8 +148,8 @@ def _died(ending, endings, records):
     at = f" ({where})" if where else ""
     when = "after" if record.returned else "before"
     if record.unheard:
-        text = (f"Rank {rank} could not hand over what became of its function: {record.unheard}. "
-                "A rank must leave alone the files that it did not open.")
+        text = (f"Rank {rank} could not hand over its result or error: {record.unheard}. "
+                "Something there closed files that it had not opened, or limited what may be written.")
         return RankError(text + _others(endings, rank), "exited", rank)
     if code >= 0:
         text = (f"Rank {rank} ended with exit code {code} {when} its function returned{at}: "
