@@ -102,6 +102,15 @@ def test_a_run_is_added_and_drawn_with_the_controls_values():
     assert not frame.running and not frame.button.disabled and frame.note.value == ""
 
 
+def test_of_each_state_the_latest_run_is_kept():
+    results = iter(range(10))
+    frame = make(measure=lambda a, b: next(results))
+    for a in (1, 1, 5, 1):
+        frame.controls.a.value = a
+        frame.run().join()
+    assert frame.runs == (2, 3)
+
+
 def test_a_second_press_starts_no_second_run():
     began, may_end, times = threading.Event(), threading.Event(), []
 

@@ -13,8 +13,8 @@ and only the latest (ipywidgets' message throttle), so events never queue up beh
 
 Real ranks. The button calls `measure` in a thread, so that the sliders go on working and a second press, which
 arrives while the first still runs, finds the run going on and does nothing. What fails becomes a sentence under
-the button; `launch` leaves no ranks behind however it ends. Results are kept in `runs`, and `draw` and `say` get
-all of them: each decides which belong to the state that it shows.
+the button; `launch` leaves no ranks behind however it ends. Results are kept in `runs`, the latest one of each state,
+and `draw` and `say` get all of them: each decides which belong to the state that it shows.
 
 Static picture. A frame shows itself as one output with several forms: the live view, a PNG with the sentence above
 the picture, and the sentence as plain text. A front end takes the best form that it can show, so a reader with a
@@ -55,7 +55,7 @@ class Frame(ipywidgets.VBox):
         self._names, self._draw, self._say, self._measure = tuple(controls), draw, say, measure
         self._announce = announce or (lambda **values: "Running on real ranks …")
         self._drawing_lock, self._presets, self._hold, self._shown = threading.RLock(), presets or {}, False, None
-        self._figure, self._run_thread, self.text = None, None, ""
+        self._figure, self._run_thread, self.text, self._results = None, None, "", []
 
         self.sentence, self.note = ipywidgets.HTML(), ipywidgets.HTML()
         self.picture = ipywidgets.Image(format="png", layout={"width": "100%", "max_width": "900px", "height": "auto"})
@@ -128,7 +128,9 @@ class Frame(ipywidgets.VBox):
     def _run(self, values):
         trouble = ""
         try:
-            self.runs = (*self.runs, self._measure(**values))
+            result = self._measure(**values)
+            self._results = [kept for kept in self._results if kept[0] != values] + [(values, result)]
+            self.runs = tuple(result for _, result in self._results)
             self.redraw()
         except (RankError, ValueError) as error:
             trouble = str(error)
