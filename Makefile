@@ -36,8 +36,14 @@ CLEAN_SETTINGS = MPLCONFIGDIR="$(CURDIR)/build/matplotlib" IPYTHONDIR="$(CURDIR)
 AS_ROOT = $(shell test "$$(id -u)" = 0 && echo --allow-root)
 RUN_NOTEBOOKS = $(CLEAN_SETTINGS) $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout 120
 
+# How long `make endurance` works: LAUNCHES and WIDGET_RUNS in one kernel, FAULT_SECONDS, PASSES through the notebooks.
+LAUNCHES = 1000
+WIDGET_RUNS = 200
+FAULT_SECONDS = 600
+PASSES = 10
+
 .PHONY: help lab test test-fast test-unit test-labs test-notebooks lint bench peers release notebooks site matrix clean
-.PHONY: deepspeed install-deepspeed install-lab install-test
+.PHONY: endurance deepspeed install-deepspeed install-lab install-test
 .NOTPARALLEL:
 
 help:
@@ -92,6 +98,13 @@ install-deepspeed: $(READY_TEST)
 			'from importlib.metadata import version; print(version("torch"))')"; } || \
 		printf '%s\n' "" "*** NOT TESTED: DeepSpeed could not be installed; pip's reason stands above." \
 			"*** Its tests and its section of lesson 02 are skipped. Everything else goes on." ""
+
+endurance: $(READY_TEST)  ## hours: launches and widget runs in one kernel, random faults, the notebooks again and again
+	COURSE_LAUNCHES=$(LAUNCHES) COURSE_WIDGET_RUNS=$(WIDGET_RUNS) COURSE_FAULT_SECONDS=$(FAULT_SECONDS) \
+		$(PY) -m pytest -rP tests/endurance
+	@$(CLEAN_SETTINGS) $(PY) -c "import matplotlib.pyplot"
+	@for pass in $$(seq $(PASSES)); do echo "== The notebooks, pass $$pass of $(PASSES)"; \
+		$(RUN_NOTEBOOKS) -n $(WORKERS) --dist loadfile lessons solutions || exit 1; done
 
 release: $(READY_TEST)  ## write labs/ from solutions/
 	$(PY) -m utils.cli release
