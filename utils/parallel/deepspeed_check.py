@@ -69,7 +69,7 @@ def run_case(stage, offload):
 def run_all():
     """A row for each of CASES, with the largest figures of any rank."""
     for case in CASES:
-        ranks = launch(run_case, *case, world_size=WORLD_SIZE, echo=False).results
+        ranks = launch(run_case, *case, world_size=WORLD_SIZE, timeout=300, echo=False).results
         yield {name: max(row[name] for row in ranks) for name in ranks[0]}
 
 
