@@ -13,14 +13,16 @@ from utils import cli
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = r"^```(\w*)\n(.*?)^```$"
 
 
 def commands(path):
     """What a text tells to type: the lines of its code blocks and its words in backticks, without remarks."""
     text = path.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    lines += re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    blocks = [block for language, block in re.findall(FENCED, text, re.MULTILINE | re.DOTALL) if not language]
+    rest = re.sub(FENCED, "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in [*blocks, *re.findall(r"^ {4,}(.+)$", rest, re.MULTILINE)] for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", rest)
     return [re.sub(r"\s+#.*", "", line).strip().removeprefix("!") for line in lines]
 
 
@@ -64,7 +66,8 @@ def test_what_python_shall_run_is_there(command):
 
 @pytest.mark.parametrize("start", [[], ["-m", "torch.distributed.run", "--nproc-per-node=4"]], ids=["python", "torchrun"])
 def test_the_readme_s_script_runs_as_it_says(tmp_path, start):
-    (script,) = re.findall(r"^```python\n(.*?)^```", TEXTS[0].read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(FENCED, TEXTS[0].read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (script,) = [block for language, block in blocks if language == "python"]
     (tmp_path / "all_reduce.py").write_text(script)
     done = subprocess.run([sys.executable, *start, "all_reduce.py"], cwd=tmp_path, capture_output=True, text=True,
                           timeout=300, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
