@@ -1,4 +1,4 @@
-"""The layout that all widgets of the course share: controls, a computed sentence, a picture, real ranks on request.
+"""The layout that all widgets of the course share: presets, controls, a computed sentence, a picture, real ranks on request.
 
     Frame(controls, draw, say, measure)
 
@@ -37,7 +37,7 @@ YOUR_OWN = "your own"
 
 
 class Frame(ipywidgets.VBox):
-    """Controls on the left, one computed sentence above a picture on the right, a button for real ranks below.
+    """Presets above; controls on the left; one computed sentence above a picture on the right, a button for real ranks below.
 
     controls   {name: ipywidgets control}; the names are the keyword arguments of the functions below
     draw       draw(figure=…, runs=…, **values) -> matplotlib Figure, drawn on `figure`
@@ -58,7 +58,8 @@ class Frame(ipywidgets.VBox):
         self._figure, self._run_thread, self.text, self._results = None, None, "", []
 
         self.sentence, self.note = ipywidgets.HTML(), ipywidgets.HTML()
-        self.picture = ipywidgets.Image(format="png", layout={"width": "100%", "max_width": "900px", "height": "auto"})
+        self.picture = ipywidgets.Image(format="png", layout={"width": "100%", "max_width": "900px", "height": "auto",
+                                                              "margin": "0"})
         self.button = ipywidgets.Button(description="Run on real ranks", icon="play", button_style="primary",
                                         tooltip="Start processes, measure, and lay the result over the theory",
                                         layout={"width": "auto"})
@@ -66,13 +67,15 @@ class Frame(ipywidgets.VBox):
         for control in (self.preset, *controls.values()):
             control.style.description_width = "76px"
             control.layout.width = "auto"
+        self.preset.layout.max_width = "420px"  # its texts are too long for the column below
 
-        left = ipywidgets.VBox([*([self.preset] if presets else []), *controls.values(), *extras],
-                               layout={"flex": "1 1 230px", "max_width": "420px", "padding": "0 12px 0 0"})
+        left = ipywidgets.VBox([*controls.values(), *extras],
+                               layout={"flex": "1 1 285px", "max_width": "420px", "padding": "0 12px 0 0"})
         below = [ipywidgets.HBox([self.button, self.note], layout={"flex_flow": "row wrap", "align_items": "center"})]
         right = ipywidgets.VBox([self.sentence, self.picture, *(below if measure else [])],
                                 layout={"flex": "2.6 1 540px", "min_width": "0"})
-        super().__init__([ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap", "align_items": "flex-start"})])
+        columns = ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap", "align_items": "flex-start"})
+        super().__init__([*([self.preset] if presets else []), columns])
 
         self.redraw()
         for control in controls.values():

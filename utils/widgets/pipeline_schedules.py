@@ -78,11 +78,13 @@ def _let_time_follow(controls):
     def fit(change):
         at_end = slider.value >= slider.max
         try:
-            slider.max = _end(**{name: control.value for name, control in controls.items() if name not in _NOT_TIMED})
+            end = _end(**{name: control.value for name, control in controls.items() if name not in _NOT_TIMED})
         except ValueError:
             return  # the frame says the sentence
-        if at_end:
-            slider.value = slider.max
+        with slider.hold_sync():  # one message: a browser answers a new end alone with the value that it still shows
+            slider.max = end
+            if at_end:
+                slider.value = end
 
     def step(change):
         slider.value = slider.max * change["new"] / play.max
