@@ -1,5 +1,7 @@
 """The same functions under torchrun, on two agents as on two machines."""
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -11,9 +13,12 @@ ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 
 
 def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """A port that nobody has, and that the system gives to nobody who asks for any before torchrun takes it."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 def outputs_of_two_agents(folder, ranks_each, *script):
