@@ -50,7 +50,20 @@ def forgotten_shared_memory() -> list[str]:
 
 
 def holdings() -> dict:
-    """Counts and lists that must be the same after a run as before."""
+    """Counts and lists that must not grow by a run."""
     gc.collect()
     return {"processes": marked_processes(), "descriptors": len(os.listdir("/proc/self/fd")), "threads": threading.active_count(),
             "shared memory": forgotten_shared_memory(), "temporary files": sorted(os.listdir(tempfile.gettempdir()))}
+
+
+def added(before: dict, after: dict) -> dict:
+    """What one of two `holdings` has more than an earlier one."""
+    more = {}
+    for key, now in after.items():
+        if isinstance(now, int):
+            new = f"{before[key]} -> {now}" if now > before[key] else ""
+        else:
+            new = [item for item in now if item not in before[key]]
+        if new:
+            more[key] = new
+    return more
