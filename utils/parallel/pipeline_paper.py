@@ -89,6 +89,7 @@ def _cross_entropy(logits, targets):
 @contextlib.contextmanager
 def _fake_rank(rank, world_size):
     """This process is `rank` of a group that is not there; gone afterwards."""
+    import torch.distributed._tools.fake_collectives  # noqa: F401  in torch 2.10 fake tensors know no send without it
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
