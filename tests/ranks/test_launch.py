@@ -84,6 +84,15 @@ def test_live_output_has_the_rank_in_front(capsys):
     assert sorted(capsys.readouterr().out.splitlines())[:2] == ["[rank 0] a child speaks", "[rank 0] and on stderr"]
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_what_gloo_says_when_a_group_meets_is_no_output_of_the_rank(live, capsys):
+    greeting = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+    run = launch(lambda: print(f"before\n{greeting}\nand after"), world_size=2, live=live)
+    assert run.outputs == ["before\nand after\n"] * 2
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted(
+        f"[rank {rank}] {line}" for rank in range(2) for line in ("before", "and after"))
+
+
 def test_ranks_get_the_notebooks_settings(monkeypatch, tmp_path):
     monkeypatch.setenv("COURSE_TEST", "set after the ranks' server started")
     monkeypatch.chdir(tmp_path)

@@ -33,6 +33,8 @@ _SHOWN_CHARACTERS = 20_000
 
 # what the C++ library prints when it aborts; the verdict says it better
 _LAST_WORDS = re.compile(r"terminate called after throwing an instance of 'gloo::\S+\n\s*what\(\):.*\n*")
+# what it prints when a group meets, up to torch 2.11; nobody asked for it
+_GREETING = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. .*\n")
 
 _one_at_a_time = threading.Lock()
 _banners_shown: set[str] = set()
@@ -209,7 +211,7 @@ class _Watch:
         return Ending(rank, self.exit_codes.get(rank), outcome, stack, place, self.processes.stopped.get(rank, 0))
 
     def output(self, rank) -> str:
-        return read_from(self.files[rank].output, end=_LONGEST_OUTPUT).decode(errors="replace")
+        return _text(read_from(self.files[rank].output, end=_LONGEST_OUTPUT))
 
     def read_records(self) -> bool:
         return any([record.read(files.record) for record, files in zip(self.records, self.files, strict=True)])
@@ -251,7 +253,11 @@ class _Watch:
             complete = len(new) if rank in self.exit_codes else new.rfind(b"\n") + 1
             if complete:
                 self._shown[rank] += complete
-                _print_output(rank, new[:complete].decode(errors="replace"))
+                _print_output(rank, _text(new[:complete]))
+
+
+def _text(printed):
+    return _GREETING.sub(b"", printed).decode(errors="replace")
 
 
 def _print_output(rank, text):
