@@ -33,7 +33,7 @@ def of_stage(stage):
     return lambda psi, ranks, k=12: training_state_bytes(psi, Recipe(2, 2, k), stage, ranks)
 
 
-def of_layer(s, b, h, a, recomputation):
+def of_layer(s, b, h, a, recomputation="none"):
     return layer_activation_bytes(Transformer(1, h, a, sequence=s), b, recomputation=recomputation)
 
 

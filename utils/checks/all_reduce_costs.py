@@ -47,6 +47,11 @@ def _server_update(call, seed):
                     f"In round {number + 1} worker {worker} did not take its gradient at the server's weights.",
                     given, came, held, "the worker first receives the weights",
                 )  # fmt: skip
+            if not _same(result["after"][number], held):
+                raise wrong(
+                    f"In round {number + 1} worker {worker} did not receive the weights into its own.", given,
+                    result["after"][number], held, "dist.recv writes into the tensor that it is given",
+                )  # fmt: skip
         total = sum(slope * held for slope in slopes)
         after = held - _RATE * total / _WORKERS
         came = server["after"][number]
@@ -203,6 +208,10 @@ def _largest_batch(call, seed):
     questions += [
         [_GPU_BYTES, _GPT3, 1_000_000_000, ranks, optimizer]
         for ranks, optimizer in ((8, "adam"), (1024, "sgd"))
+    ]
+    samples, state = int(np.random.default_rng(seed).integers(2, 50)), 2 * 4 * 1_000_000
+    questions += [  # exactly full, and one byte short of it
+        [state + samples * 3_000 - missing, 1_000_000, 3_000, ranks, "sgd"] for missing in (0, 1) for ranks in (1, 3)
     ]
     came = answers(call, 2, questions, "largest_batch")
     for question, value in zip(questions, came, strict=True):

@@ -76,19 +76,20 @@ def _broadcast(call, seed):
                 )  # fmt: skip
 
 
-def _step_equals_one_process(world_size, batch_size):
+def _step_equals_one_process(world_size, *batch_sizes):
     """After one step of SGD every parameter is what one process makes of the whole batch."""
 
     def check(call, seed):
-        state, batches = _net_state([seed, world_size]), _batches([seed, batch_size], batch_size)
-        outputs, given = _train(call, world_size, state, batches)
-        (expected,) = _one_process(state, batches)
-        shards = [(part["x"], part["y"]) for part in _shards(batches[0], world_size)]
-        local = [_gradient(state, x, y) for x, y in shards]
-        for rank, (came,) in enumerate(outputs["results"]):
-            for name in local[0]:
-                if not _close(came[name], expected[name]):
-                    raise _explain_step(rank, name, state, came, expected, local, given)
+        for batch_size in batch_sizes:
+            state, batches = _net_state([seed, world_size]), _batches([seed, batch_size], batch_size)
+            outputs, given = _train(call, world_size, state, batches)
+            (expected,) = _one_process(state, batches)
+            shards = [(part["x"], part["y"]) for part in _shards(batches[0], world_size)]
+            local = [_gradient(state, x, y) for x, y in shards]
+            for rank, (came,) in enumerate(outputs["results"]):
+                for name in local[0]:
+                    if not _close(came[name], expected[name]):
+                        raise _explain_step(rank, name, state, came, expected, local, given)
 
     return check
 
@@ -213,14 +214,25 @@ def _chain_weights(seed):
 def _buckets(call, seed):
     """Reverse order, each parameter once, and no bucket above the limit unless it holds a single parameter."""
     sizes = np.random.default_rng([seed, 40]).permutation([10, 20, 30, 40, 50, 60, 500]).tolist()
-    limit = 4 * 100
-    given = f"parameters of {', '.join(map(str, sizes))} float32 elements, buckets of {limit} bytes"
-    came = outputs_of(call, "all_reduce.buckets", 1, given, sizes=sizes, bucket_bytes=limit)["results"][0]
+    cases = [
+        {"sizes": sizes, "bucket_bytes": 400, "dtype": "float32"},
+        {"sizes": sizes, "bucket_bytes": 800, "dtype": "float64"},
+        {"sizes": [20, 30, 500], "bucket_bytes": 400, "dtype": "float32"},
+        {"sizes": [], "bucket_bytes": 400, "dtype": "float32"},
+    ]
+    given = f"parameters of {', '.join(map(str, sizes))} elements, and others"
+    made = outputs_of(call, "all_reduce.buckets", 1, given, cases=cases)["results"][0]
+    for case, came in zip(cases, made, strict=True):
+        _judge_buckets(came, **case)
+
+
+def _judge_buckets(came, sizes, bucket_bytes, dtype):
+    given = f"parameters of {', '.join(map(str, sizes)) or 'no'} {dtype} elements, buckets of {bucket_bytes} bytes"
     order = [number for bucket in came for number in bucket]
-    backwards = list(range(len(sizes)))[::-1]
+    backwards, kind = list(range(len(sizes)))[::-1], getattr(torch, dtype)
     expected = [
         [sizes.index(p.numel()) for p in bucket]
-        for bucket in make_buckets([nn.Parameter(torch.empty(size)) for size in sizes], limit)
+        for bucket in make_buckets([nn.Parameter(torch.empty(size, dtype=kind)) for size in sizes], bucket_bytes)
     ]
     if sorted(order) != sorted(backwards):
         raise wrong(
@@ -232,15 +244,15 @@ def _buckets(call, seed):
             "backward reaches the last layer first: its gradients are ready first",
         )  # fmt: skip
     for bucket in came:
-        n_bytes = 4 * sum(sizes[number] for number in bucket)
-        if n_bytes > limit and len(bucket) > 1:
+        n_bytes = kind.itemsize * sum(sizes[number] for number in bucket)
+        if n_bytes > bucket_bytes and len(bucket) > 1:
             raise wrong(
-                f"A bucket holds {n_bytes} bytes, more than {limit}.", given, f"positions {came}", expected
+                f"A bucket holds {n_bytes} bytes, more than {bucket_bytes}.", given, f"positions {came}", expected
             )
     if came != expected:
         raise wrong(
             "The buckets are not filled as far as they could be.", given, f"positions {came}", expected,
-            "a parameter opens a new bucket only if the last one has no room for it",
+            "a parameter opens a new bucket only if the last one has no room for it; no bucket is empty",
         )  # fmt: skip
 
 
@@ -345,7 +357,7 @@ QUESTIONS = {
     "q4": (
         SubCheck("all ranks start equal", _broadcast),
         SubCheck("equal parts", _step_equals_one_process(2, 6)),
-        SubCheck("unequal parts", _step_equals_one_process(3, 7)),
+        SubCheck("unequal parts", _step_equals_one_process(3, 7, 4)),
         SubCheck("frozen, tied and unused parameters", _left_alone),
         SubCheck("replicas bitwise equal", _replicas),
         SubCheck("each gradient sent once", _gradients_once),

@@ -14,6 +14,8 @@ _SIZES = (
     {"data": 5, "tensor": 1, "pipeline": 2},
     {"tensor": 2, "context": 2, "pipeline": 3, "data": 2},
     {"data": 7},
+    {"expert": 2, "expert tensor": 3, "tensor": 2},  # names within names
+    {"pipeline": 12, "tensor": 2, "data": 12},  # coordinates of two digits
 )
 
 

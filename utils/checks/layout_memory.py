@@ -145,6 +145,7 @@ def _searches(seed):
     yield _model(11, 6144, 6), 6, 1, node | {"memory_bytes": 20 * GB}
     yield _model(11, 6144, 6), 6, 1, {"gpus_per_node": 2, "memory_bytes": 30 * GB}
     yield _model(5, 20480, 128), 2, 1, node | {"memory_bytes": 6 * GB}
+    yield _model(7, 6144, 12, sequence=1536), 6, 1, {"gpus_per_node": 6, "memory_bytes": 20 * GB}
     for _ in range(3):
         yield random_model(rng), 96, int(rng.integers(1, 4)), node | {"memory_bytes": int(rng.integers(8, 48)) * GB}
     on_a_node = [layout for layout in possible(middle, 512, 1, 8) if gpus_of(layout) <= 8]

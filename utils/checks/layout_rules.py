@@ -48,6 +48,7 @@ _PAIRS = {
         ((_SMALL, _layout(3, 1, 8), 64), (_SMALL, _layout(4, 1, 8), 64)),
         ((_SMALL, _layout(4, 2, 8, 1, ("pipeline", "data", "tensor")), 64),
          (_SMALL, _layout(4, 2, 8, 1, ("pipeline", "tensor", "data")), 64)),
+        ((_SMALL, _layout(3, 3, 1), 64), (_SMALL, _layout(3, 2, 1), 64)),
     ),
     "layers": (
         ((_LARGE, _layout(8, 12, 2), 512), (_LARGE, _layout(8, 10, 2), 512)),
@@ -85,6 +86,9 @@ def _questions(rule, seed):
         limit = (p - 1) / (m + p - 1)
         for factor in (1.001, 0.999):
             machine = _MACHINE | {"largest_bubble": limit * factor}
+            questions.append([{"layers": 5 * p, "parameters": 10**9}, _layout(1, p, 3, 2), 6 * m, machine])
+        for p, m in ((2, 3), (5, 4)):  # exactly at the limit, in floating point, too
+            machine = _MACHINE | {"largest_bubble": (p - 1) / (m + p - 1)}
             questions.append([{"layers": 5 * p, "parameters": 10**9}, _layout(1, p, 3, 2), 6 * m, machine])
     for question in questions:
         (right, *more) = broken_rules(*question) or [None]

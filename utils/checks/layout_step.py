@@ -1,5 +1,7 @@
 """Lab 05, q3: a step on t · d · p ranks against one process: groups, gradients, tied tables, loss, calls of each group."""
 
+import math
+
 import numpy as np
 import torch
 
@@ -15,6 +17,7 @@ _CASES = {  # sizes, innermost first, and m, micro-batches of each pipeline
 _SMALL = 2  # a message with so few elements carries a loss, not a gradient
 _OPS = ("all_reduce", "broadcast", "send", "recv")
 _CLOSE = 1e-9  # fp64; parts of the batch are added up in another order
+_FP32 = 1e-6  # a loss that went through torch.tensor(…) is one in single precision
 
 
 def close(came, expected):
@@ -120,6 +123,7 @@ def _gradients(name):
         expected = case.one_process()[3]
         alone = [case.one_process(part)[3] for part in range(case.data)]
         for rank, result in enumerate(outputs["results"]):
+            _check_share(rank, result["inputs"], case)
             if result["gradients"]["shift"] is not None:
                 raise wrong(f"Rank {rank}'s frozen shift has a gradient.", case.given, look_at="requires_grad is False")
             right, own = (case.of_rank(rank, None, layers) for layers in (expected, alone[case.place(rank)["data"]]))
@@ -134,6 +138,18 @@ def _gradients(name):
                     )  # fmt: skip
 
     return check
+
+
+def _check_share(rank, inputs, case):
+    """The pipeline ran once, on the sequences of this data rank."""
+    if len(inputs) != 1:
+        raise wrong(f"Rank {rank} called run_pipeline {len(inputs)} times; a step runs it once.", case.given)
+    share = np.array_split(case.tokens, case.data)[case.place(rank)["data"]]
+    if not np.array_equal(inputs[0], share):
+        raise wrong(
+            f"Rank {rank} takes other sequences than its share.", case.given, inputs[0], share,
+            "data rank 0 takes the first B/d sequences, data rank 1 the next ones, in their order",
+        )  # fmt: skip
 
 
 def _look_at(came, right, own, case):
@@ -190,13 +206,13 @@ def _loss(name):
             came = result["loss"]
             if came is None:
                 raise wrong(f"Rank {rank} returned no loss.", case.given, "None", right, "only the last stage knows it first")
-            if close(np.float64(came), np.float64(right)):
+            if math.isclose(came, right, rel_tol=_FP32):
                 continue
             look_at = None
             for factor in {case.sizes["tensor"], case.data, case.sizes["tensor"] * case.data} - {1}:
-                if close(np.float64(came), np.float64(factor * right)):
+                if math.isclose(came, factor * right, rel_tol=_FP32):
                     look_at = f"{factor} times too large: t · d ranks know a loss, and t of them the same one"
-            if any(close(np.float64(came), np.float64(each)) for each in alone):
+            if any(math.isclose(came, each, rel_tol=_FP32) for each in alone):
                 look_at = "it is that of one share of the batch: the mean is over all data ranks"
             raise wrong(f"Rank {rank} returned a wrong loss.", case.given, came, right, look_at)
 

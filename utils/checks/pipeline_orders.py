@@ -17,7 +17,7 @@ from utils.theory.pipeline import (
     simulate,
 )
 
-_SIZES = ((4, 8), (3, 7), (4, 2), (2, 5), (1, 3))
+_SIZES = ((4, 8), (3, 7), (4, 2), (2, 5), (1, 3), (9, 12))
 _COSTS = Costs(forward=1.0, backward_input=1.3, backward_weight=0.9)
 _SLACK = 1e-9
 

@@ -41,7 +41,9 @@ def _questions(seed, with_transfer):
     transfer = float(rng.uniform(0.1, 0.4)) if with_transfer else 0.0
     rows = [_rows(build(name, p, m)) for name, p, m in (("naive", 3, 2), ("gpipe", 3, 4), ("1f1b", 4, 7), ("1f1b", 4, 2))]
     questions = [[order, _SECONDS, 0.5 * with_transfer] for order in rows]
-    return questions + [[_shuffled(rng, 4, 5), seconds, transfer], [rows[2], seconds, transfer]]
+    questions += [[_shuffled(rng, 4, 5), seconds, transfer], [rows[2], seconds, transfer]]
+    slow = 9.0 * with_transfer  # messages that take longer than the work, and a rank that gets none
+    return questions + [[rows[1], _SECONDS, slow], [_rows(build("gpipe", 1, 2)), _SECONDS, slow]]
 
 
 def _asked(call, questions):
@@ -156,7 +158,8 @@ def _bubbles(call, seed):
     sizes = (("1f1b", 4, 8), ("gpipe", 3, 7), ("naive", 3, 2), ("1f1b", 1, 3))
     cases = [simulate(build(*size), _costs(seconds, 0.3 * (number % 2))) for number, size in enumerate(sizes)]
     questions = [[[[[action.start, action.end] for action in row] for row in case.timeline]] for case in cases]
-    came = answers(call, 1, questions, "bubble")
+    came = answers(call, 1, [*questions, [_UNEVEN]], "bubble")
+    _judge_uneven(came.pop())
     for value, case, (name, ranks, micro_batches) in zip(came, cases, sizes, strict=True):
         given = f"the times of {name}, {ranks} ranks, {micro_batches} micro-batches"
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -167,6 +170,19 @@ def _bubbles(call, seed):
         if math.isclose(value, case.bubble_over_ideal):
             look_at = "this is idle time against the work alone; asked for is its share of the total time"
         raise wrong("bubble returns a wrong number.", given, value, case.bubble_rate, look_at)
+
+
+_UNEVEN = [[[1.0, 2.0], [3.0, 4.5]], [[2.0, 8.0]], [[0.5, 1.5], [1.5, 3.0], [6.0, 6.5]]]
+"""Times of ranks with different work; nobody starts at 0, and neither the first rank nor the last ends last."""
+
+
+def _judge_uneven(value):
+    total = max(end for row in _UNEVEN for _, end in row)
+    idle = [total - sum(end - start for start, end in row) for row in _UNEVEN]
+    right = sum(idle) / len(idle) / total
+    if not isinstance(value, float) or not math.isclose(value, right):
+        look_at = "the total is from 0 to the last end of all ranks; the idle time is an average over the ranks"
+        raise wrong("bubble returns a wrong number for ranks with different work.", f"times {_UNEVEN}", value, right, look_at)
 
 
 QUESTIONS = {

@@ -114,12 +114,17 @@ def _input_part(call, seed):
 
 
 def _put_off(call, seed):
-    """Nothing in weight.grad after B; something put off for each micro-batch."""
+    """Nothing in weight.grad after B, and no product of its kind in B; something put off for each micro-batch."""
     for _, came, given in _split(call, seed):
         if came["early"]:
             raise wrong(
                 "The weight has a gradient after B: its part was not put off.", given,
                 look_at="backward returns None for the weight, and hands put_off a function that does the rest",
+            )  # fmt: skip
+        if any(came["products"]):
+            raise wrong(
+                "The weight's product was computed in B already; only the adding was put off.", given,
+                look_at="the product gᵀ · x belongs into the function that you hand to put_off",
             )  # fmt: skip
         if min(came["put_off"]) < 1:
             number = came["put_off"].index(0)

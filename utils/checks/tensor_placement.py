@@ -160,6 +160,7 @@ def _elements(call, seed):
         [1, 1024, 3072, 72, 8, False],
         [4, 2048, 12288, 96, 8, True],
         [2, 128, 512, 4, 1, False],
+        [1, 5, 7, 3, 6, False],  # the ranks divide the sum, but no single message
         [int(rng.integers(1, 8)), 64 * int(rng.integers(1, 8)), 960, 3, 6, True],
     ]
     expected = [

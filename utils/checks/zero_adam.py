@@ -227,7 +227,10 @@ def _few_numbers(call, seed):
     expected = row - _SETTINGS["lr"] * mean / (np.abs(mean) + _SETTINGS["eps"])  # Adam's first step
     for rank, result in enumerate(results):
         if not close(result["row"], expected):
-            raise wrong(f"With fewer numbers than ranks rank {rank} ends with wrong ones.", given, result["row"], expected)
+            raise wrong(
+                f"With fewer numbers than ranks rank {rank} ends with wrong ones.", given, result["row"], expected,
+                "an empty chunk takes part as well; and an optimizer that was used before plays no part: state is on self",
+            )  # fmt: skip
 
 
 _WIDTH, _SMALL_STEPS, _SPACING = 289, 12, 2.0**-10  # of fp16 numbers between 1 and 2
@@ -269,11 +272,19 @@ def _small_steps(call, seed):
 def _state_bytes(call, seed):
     """What is new on a rank: 12 bytes for each number of its own chunk, and nothing for the others."""
     results, given, _, _ = _small_steps_run(call, seed)
-    each = RECIPES["mixed adam"].optimizer
+    _check_bytes(results, given, RECIPES["mixed adam"].optimizer)
+    rng = np.random.default_rng([seed, 24])
+    row, step = rng.standard_normal(_WIDTH), list(rng.standard_normal((2, _WIDTH)))
+    results, given = _on_row(call, 2, row, [step], "float64", _SETTINGS)
+    _check_bytes(results, given, 24, needed=16)  # the weights themselves may do
+
+
+def _check_bytes(results, given, each, needed=None):
+    """CheckFailed unless every rank keeps `each` bytes for every number of its chunk, or from `needed` bytes on."""
     for rank, result in enumerate(results):
         own = own_elements(_WIDTH, rank, ranks=2)
         expected, came = round(each * own), result["new_bytes"]
-        if abs(came - expected) <= 64:  # a step counter may be a tensor
+        if round((needed or each) * own) - 64 <= came <= expected + 64:  # a step counter may be a tensor
             continue
         if came >= each * _WIDTH:
             sentence = f"Rank {rank} keeps optimizer state for all {_WIDTH} numbers: the state is not sharded."
@@ -282,8 +293,8 @@ def _state_bytes(call, seed):
             sentence = f"Rank {rank} keeps more than the optimizer state of its chunk after step()."
             look_at = "a flat copy that is still referred to, or a view that keeps the whole tensor alive: .clone()"
         else:
-            sentence = f"Rank {rank} keeps less than Adam needs in mixed precision."
-            look_at = "fp32 weights, momentum and variance: 4 bytes each"
+            sentence = f"Rank {rank} keeps less than Adam needs."
+            look_at = "momentum and variance, and in mixed precision fp32 weights: 4 bytes each"
         raise wrong(sentence, given, f"{came:,} bytes", f"{expected:,} bytes: {each} for each of {own}", look_at)
 
 

@@ -20,14 +20,18 @@ _DEGREES = (1, 4, 16, 64, 256, 1024)
 _NAMES = {1: "zero1_bytes", 2: "zero2_bytes", 3: "zero3_bytes"}
 
 
+def _with_k(question):
+    return (*question, 12)[:3]
+
+
 def _state_bytes(parameters, ranks, optimizer_bytes, stage):
     return training_state_bytes(parameters, Recipe(2, 2, optimizer_bytes), stage, ranks)
 
 
 def _look_at_state(stage):
     def hint(question, value, right):
-        parameters, ranks, k = question
-        others = {other: _state_bytes(*question, other) for other in range(4) if other != stage}
+        parameters, ranks, k = _with_k(question)
+        others = {other: _state_bytes(parameters, ranks, k, other) for other in range(4) if other != stage}
         for other, n_bytes in others.items():
             if math.isclose(value, n_bytes):
                 return "this is stage 0: nothing is split" if other == 0 else f"this is what stage {other} takes"
@@ -56,12 +60,13 @@ def _other_optimizers(call, seed):
     rng = np.random.default_rng([seed, 10])
     for stage in _NAMES:
         questions = [[int(rng.integers(1e6, 1e10)), int(rng.integers(2, 100)), k] for k in (8, 4, 6)]
+        questions += [[1_001, 7, 12], [1_001, 7]]  # what the ranks do not divide; K has a default
         _compare_state(call, stage, questions)
 
 
 def _compare_state(call, stage, questions):
     came = answers(call, stage - 1, questions, _NAMES[stage])
-    expected = [_state_bytes(*question, stage) for question in questions]
+    expected = [_state_bytes(*_with_k(question), stage) for question in questions]
     compare(came, expected, _NAMES[stage], questions, _look_at_state(stage))
 
 
@@ -79,6 +84,11 @@ def _counts(which, what):
         given = f"{what}, sizes {size}"
         came = outputs_of(call, "zero.saved", 1, given, which=which, size=list(size))["results"][0]
         expected = saved_bytes(*SAVING[which](*size))
+        if came["runs"] != 1:
+            raise wrong("saved_bytes must call forward() once.", given, f"{came['runs']} times", "once")
+        if came["gradients"]:
+            raise wrong("saved_bytes left gradients behind: it only watches, and runs no backward.", given)
+        came = came["bytes"]
         if isinstance(came, bool) or not isinstance(came, (int, float)):
             raise wrong("saved_bytes must return a number of bytes.", given, str(came), expected)
         if came != expected:
@@ -114,10 +124,12 @@ def _formula(recomputation):
         questions += [
             [int(rng.integers(10, 99)), int(rng.integers(2, 9)), heads * int(rng.integers(4, 32)), heads, recomputation]
         ]
+        if recomputation == "none":
+            questions.append(questions[-1][:4])  # it is the default
         came = answers(call, 1, questions, "layer_activation_bytes")
         expected = [
-            layer_activation_bytes(Transformer(1, h, a, sequence=s), b, recomputation=how)
-            for s, b, h, a, how in questions
+            layer_activation_bytes(Transformer(1, h, a, sequence=s), b, recomputation=recomputation)
+            for s, b, h, a, *_ in questions
         ]
         compare(came, expected, "layer_activation_bytes", questions, _look_at_formula)
 
@@ -125,7 +137,7 @@ def _formula(recomputation):
 
 
 def _look_at_formula(question, value, right):
-    s, b, h, a, recomputation = question
+    s, b, h, a, recomputation = (*question, "none")[:5]
     core = 5 * a * s * s * b
     if recomputation == "none" and math.isclose(value, 34 * s * b * h):
         return "the attention core is missing: 5as/h"
@@ -183,6 +195,7 @@ def _fewest_ranks(call, seed):
         for stage, activations in ((3, 0), (3, GB), (2, 0), (1, 0))
     ]
     questions += [[10**9, V100_BYTES, 0, 0], [_LLAMA_7B, _A100, 0, 0], [billions * 10**9, _A100, 2, 20 * GB]]
+    questions += [[10**9, 16 * GB, 0, 0], [10**9, 17 * GB, 0, GB], [10**9, 4 * GB, 1, 0], [10**9, GB, 3, GB]]  # no room left
     for question, came in _ask(call, 1, "fewest_ranks", questions):
         parameters, memory_bytes, stage, activation_bytes = question
         given = in_words("fewest_ranks", question)

@@ -45,6 +45,11 @@ def _gradient_shards(call, seed):
     samples = [array for batch in batches for array in batch["arrays"]]
     mean = _flat_gradients(weights, samples)
     for rank, result in enumerate(outputs["results"]):
+        if sorted(result["asked"]) != list(range(_MICRO_BATCHES)):
+            raise wrong(
+                f"Not every function of losses was called once on rank {rank}.", given, f"micro-batches {result['asked']}",
+                f"micro-batches {list(range(_MICRO_BATCHES))}",
+            )  # fmt: skip
         called = [each["block"] for each in result["given"]]
         if sorted(called) != list(range(_LAYERS)):
             raise wrong(

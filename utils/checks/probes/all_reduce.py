@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from utils.checks.boundary import case
+from utils.checks.probes.arithmetic import unchanged
 from utils.parallel.data import make_buckets, trainable_parameters
 from utils.ranks import span
 
@@ -23,9 +24,10 @@ def in_place(function, cases):
     for number, given in enumerate(cases):
         array = given["arrays"][dist.get_rank()]
         tensor = torch.from_numpy(array.T.copy()).T if given["transposed"] else torch.from_numpy(array)
+        memory = tensor.view_as(tensor)  # also if the tensor is made to look elsewhere
         with case(number):
             function(tensor)
-        tensors.append(tensor)
+        tensors.append(memory)
     return tensors
 
 
@@ -89,8 +91,10 @@ def train(_broadcast_model, data_parallel_step, state, row_batches, learning_rat
             torch.from_numpy(batch[name]).tensor_split(dist.get_world_size())[dist.get_rank()]
             for name in "xy"
         )
+        before = [x.tolist(), y.tolist()]
         with case(number):
             data_parallel_step(net, nn.functional.mse_loss, optimizer, x, y, len(batch["x"]))
+        unchanged([x.tolist(), y.tolist()], before, "inputs or targets")
         states.append({name: tensor.clone() for name, tensor in state_of(net).items()})
     return states
 
@@ -98,11 +102,19 @@ def train(_broadcast_model, data_parallel_step, state, row_batches, learning_rat
 # q5: buckets and overlap
 
 
-def buckets(student_make_buckets, _backward, sizes, bucket_bytes):
-    """Cut float32 parameters of the given sizes into buckets; return them as lists of positions in `sizes`."""
-    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+def buckets(student_make_buckets, _backward, cases):
+    """Cut parameters into buckets; return them as lists of positions in `sizes`, for each case.
+
+    A case is {"sizes", "bucket_bytes", "dtype"}.
+    """
+    return [_positions(student_make_buckets, **each) for each in cases]
+
+
+def _positions(student_make_buckets, sizes, bucket_bytes, dtype):
+    parameters = [nn.Parameter(torch.zeros(size, dtype=getattr(torch, dtype))) for size in sizes]
     position = {id(parameter): number for number, parameter in enumerate(parameters)}
     made = student_make_buckets(parameters, bucket_bytes)
+    unchanged([position[id(parameter)] for parameter in parameters], list(range(len(sizes))), "the list of parameters")
     if not isinstance(made, (list, tuple)) or not all(isinstance(bucket, (list, tuple)) for bucket in made):
         raise TypeError(f"make_buckets must return a list of lists of parameters; it returned {made!r:.80}")
     return [[position.get(id(parameter), -1) for parameter in bucket] for bucket in made]

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from utils.checks.boundary import case
+from utils.checks.probes.arithmetic import number_or_none
 from utils.parallel.pipeline import Pipeline
 from utils.parallel.tensor_ops import copy_to_group, reduce_from_group
 from utils.theory.pipeline import build
@@ -57,7 +58,7 @@ def step(make_groups, train_step, sizes, weights, tokens, targets, micro_batch):
     """Make the student's groups, build this rank's stage on them, call the student's step once.
 
     weights is {"arrays": for each rank the arrays of WEIGHTS, table None where there is none}. Returns the members of
-    each group, the loss, and the gradient of each weight.
+    each group, the loss, the gradient of each weight, and the inputs of each call of run_pipeline, one array each.
     """
     with case("groups"):
         groups = make_groups(**sizes)
@@ -69,14 +70,19 @@ def step(make_groups, train_step, sizes, weights, tokens, targets, micro_batch):
     members = {str(name): _members(group) for name, group in groups.items()}
     stages, mine = dist.get_world_size(groups["pipeline"]), dist.get_rank(groups["pipeline"])
     stage = Stage(groups["tensor"], mine == 0, mine == stages - 1, weights["arrays"][dist.get_rank()])
+    seen = []
+
+    def watched(stage, inputs, targets, group):
+        seen.append(torch.cat(list(inputs)).numpy().copy())
+        return run_pipeline(stage, inputs, targets, group)
+
     with case("step"):
-        loss = train_step(
-            stage, run_pipeline, groups, torch.from_numpy(tokens), torch.from_numpy(targets), micro_batch
-        )
+        loss = train_step(stage, watched, groups, torch.from_numpy(tokens), torch.from_numpy(targets), micro_batch)
     gradients = {name: getattr(stage, name) for name in WEIGHTS}
     return {
         "members": members,
-        "loss": None if loss is None else float(loss),
+        "loss": number_or_none(loss, "The loss"),
+        "inputs": seen,
         "gradients": {name: None if weight is None else weight.grad for name, weight in gradients.items()},
     }
 

@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.checks.boundary import case
+from utils.checks.probes.arithmetic import number_or_none, unchanged
 from utils.parallel.pipeline import Pipeline
 from utils.theory.pipeline import Action, Schedule
 
@@ -81,10 +83,9 @@ def _execute(run_schedule, rank, number, actions, weights, before, inputs, targe
     x, y = (_tensors(part["arrays"][rank]) for part in (inputs, targets))
     with case(number):
         loss = run_schedule(mine, stage, squared_error, torch.from_numpy(boundary), x, y)
-    if loss is not None:
-        loss = float(loss)
+    unchanged(mine, [(kind, i) for kind, i in actions["arrays"][rank]], "the list of actions")
     return {
-        "loss": loss,
+        "loss": number_or_none(loss, "The loss"),
         "gradient": stage.weight.grad,
         "frozen": stage.bias.grad is None,
         "events": stage.events,
@@ -106,11 +107,13 @@ def split_linear(_order, SplitLinear, layers):
 
 def _split(SplitLinear, weight, inputs, gradients, of_input, late):
     weight = torch.from_numpy(weight).requires_grad_()
-    waiting, outputs, of_inputs = [], [], []
+    waiting, outputs, of_inputs, products = [], [], [], []
     for array, gradient in zip(inputs, gradients):
         x, put_off = torch.from_numpy(array).requires_grad_(of_input), []
         y = SplitLinear.apply(x, weight, put_off.append)
-        y.backward(torch.from_numpy(gradient))
+        with _Products(weight.shape) as made:
+            y.backward(torch.from_numpy(gradient))
+        products.append(made.count)
         outputs.append(y)
         of_inputs.append(x.grad)
         waiting.append(put_off)
@@ -125,8 +128,23 @@ def _split(SplitLinear, weight, inputs, gradients, of_input, late):
         "of_inputs": of_inputs,
         "early": early,
         "put_off": [len(works) for works in waiting],
+        "products": products,
         "seen": seen,
     }
+
+
+class _Products(TorchDispatchMode):
+    """Counts the matrix products whose result has the shape of a weight, or of its transpose."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.count, self._shapes = 0, (tuple(shape), tuple(shape)[::-1])
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        if "mm" in operator.__name__ and isinstance(result, torch.Tensor):
+            self.count += tuple(result.squeeze().shape) in self._shapes
+        return result
 
 
 class SplitStage(nn.Module):

@@ -5,6 +5,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from utils.checks.boundary import case
+from utils.checks.probes.arithmetic import unchanged
 
 # q1, and the cuts of q3, q4 and q5
 
@@ -12,12 +13,13 @@ from utils.checks.boundary import case
 def cut(*functions, which, cases):
     """Call functions[which](*tensors, *numbers, rank, ranks) for every rank of every case.
 
-    A case is {"tensors", "numbers", "ranks"}. Returns for each case, for each rank, a list of shards; a shard is
-    {"values", "contiguous", "memory"}, where memory counts the bytes that it keeps alive.
+    A case is {"tensors", "numbers", "ranks"}, and "transposed" if the tensors shall be views that are not contiguous.
+    Returns for each case, for each rank, a list of shards; a shard is {"values", "contiguous", "memory"}, where memory
+    counts the bytes that it keeps alive.
     """
     made = []
     for given in cases:
-        whole = [torch.from_numpy(array) for array in given["tensors"]]
+        whole = [_tensor(array, given.get("transposed")) for array in given["tensors"]]
         ranks = given["ranks"]
         made.append(
             [_shards(functions[which](*whole, *given["numbers"], rank, ranks)) for rank in range(ranks)]
@@ -38,7 +40,20 @@ def _described(shard):
 
 def join(*functions, which, cases):
     """Call functions[which] with each case's list of shards; return the whole matrices."""
-    return [functions[which]([torch.from_numpy(shard) for shard in shards]) for shards in cases]
+    return [_joined(functions[which], [torch.from_numpy(shard) for shard in shards]) for shards in cases]
+
+
+def _joined(function, shards):
+    before = _numbers(*shards)
+    whole = function(shards)
+    unchanged(_numbers(*shards), before, "the list of shards")
+    if not isinstance(whole, torch.Tensor):
+        raise TypeError(f"The whole matrix is a tensor, but a {type(whole).__name__} was returned: {whole!r:.80}")
+    return whole
+
+
+def _numbers(*tensors):
+    return [tensor.tolist() for tensor in tensors]
 
 
 # q2: f and g
@@ -82,8 +97,10 @@ def layer(_shards, forward, x, gradient, parts, numbers):
     """
     leaves = [torch.from_numpy(part).requires_grad_() for part in parts["arrays"][dist.get_rank()]]
     x = torch.from_numpy(x).requires_grad_()
+    before = _numbers(x, *leaves)
     with case("forward"):
         y = forward(x, *leaves, *numbers)
+    unchanged(_numbers(x, *leaves), before, "x or the parts of the weights")
     return _backward(y, x, gradient, leaves)
 
 
@@ -120,9 +137,11 @@ def _gradient_of(leaf):
 
 def embedding(look_up, _loss, tokens, gradient, rows):
     """Call look_up(tokens, this rank's rows), and backward; rows is {"arrays": one per rank}."""
-    table = torch.from_numpy(rows["arrays"][dist.get_rank()]).requires_grad_()
+    table, tokens = torch.from_numpy(rows["arrays"][dist.get_rank()]).requires_grad_(), torch.from_numpy(tokens)
+    before = _numbers(tokens, table)
     with case("forward"):
-        y = look_up(torch.from_numpy(tokens), table)
+        y = look_up(tokens, table)
+    unchanged(_numbers(tokens, table), before, "the tokens or the rows")
     return _backward(y, table, gradient, [])
 
 
@@ -136,9 +155,11 @@ def cross_entropy(_look_up, loss, batches):
 
 
 def _one_loss(loss, number, logits, targets, vocab):
-    columns = torch.from_numpy(logits["arrays"][dist.get_rank()]).requires_grad_()
+    columns, targets = torch.from_numpy(logits["arrays"][dist.get_rank()]).requires_grad_(), torch.from_numpy(targets)
+    before = _numbers(columns, targets)
     with case(f"forward {number}"):
-        value = loss(columns, torch.from_numpy(targets), vocab)
+        value = loss(columns, targets, vocab)
+    unchanged(_numbers(columns, targets), before, "the logits or the targets")
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise TypeError(f"The loss is a tensor with one number and a gradient, but this was returned: {value!r:.120}")
     with case(f"backward {number}"):
@@ -161,6 +182,8 @@ def transformer_layer(*functions, which, x, gradient, scales, parts):
     norms = [lambda x, scale=scale: F.rms_norm(x, x.shape[-1:], scale, 1e-5) for scale in scales]
     mix, mlp = (lambda x, a=a, b=b: torch.tanh(x @ a) @ b for a, b in (leaves[:2], leaves[2:]))
     given = (norms[0], mix, mlp) if len(norms) == 1 else (norms[0], mix, norms[1], mlp)
+    before = _numbers(x)
     with case("forward"):
         y = functions[which](x, *given)
+    unchanged(_numbers(x), before, "x")
     return _backward(y, x, gradient, [*scales, *leaves])

@@ -46,8 +46,14 @@ def adam_on_net(ShardedAdam, state, steps, settings):
 
 
 def adam_on_row(ShardedAdam, row, steps, dtype, settings):
-    """Train one parameter, a row of numbers in `dtype`; return it afterwards, and the bytes that are new."""
-    module = nn.Module()
+    """Train one parameter, a row of numbers in `dtype`; return it afterwards, and the bytes that are new.
+
+    Another one was trained before, with an optimizer of its own.
+    """
+    module, earlier = nn.Module(), nn.Module()
+    earlier.row = nn.Parameter(torch.from_numpy(row.copy()).to(getattr(torch, dtype)))
+    earlier.row.grad = mine(steps[0]).to(earlier.row.dtype)
+    ShardedAdam(earlier, **settings).step()
     with AliveBytes() as alive:
         module.row = nn.Parameter(torch.from_numpy(row).to(getattr(torch, dtype)))
         before = alive.now()
@@ -104,7 +110,7 @@ def zero2(zero2_step, weights, batches, rate):
 
     batches  a list of micro-batches {"arrays": one per rank}
     """
-    given, alive_at_update = [], []
+    given, alive_at_update, asked = [], [], []
     with AliveBytes() as alive:
         stack = stack_with(weights)
         before = alive.restart()
@@ -114,12 +120,17 @@ def zero2(zero2_step, weights, batches, rate):
             given.append({"block": number, **values([("weights", weights), ("gradient", gradient)])})
             weights -= rate * gradient
 
-        losses = [functools.partial(stack_loss, stack, mine(batch)) for batch in batches]
+        def loss_of(number, x):
+            asked.append(number)
+            return stack_loss(stack, x)
+
+        losses = [functools.partial(loss_of, number, mine(batch)) for number, batch in enumerate(batches)]
         with case("step"):
             zero2_step(stack.blocks(), losses, update)
         peak, after = alive.peak - before, alive.now() - before
     return {
         "given": given,
+        "asked": asked,
         "state": values(stack.named_parameters()),
         "peak": peak,
         "at_update": alive_at_update[:1],
@@ -241,8 +252,19 @@ def dropout(x):
 
 
 def saved(saved_bytes, _formula, which, size):
-    """What the student's counter says about a small computation, by name; `size` is a list of whole numbers."""
-    return saved_bytes(*SAVING[which](*size))
+    """What the student's counter says about a small computation, by name; `size` is a list of whole numbers.
+
+    Returns the bytes, how often it ran the computation, and whether it left gradients.
+    """
+    forward, exclude = SAVING[which](*size)
+    runs = []
+
+    def counted():
+        runs.append(None)
+        return forward()
+
+    n_bytes = saved_bytes(counted, exclude)
+    return {"bytes": n_bytes, "runs": len(runs), "gradients": any(tensor.grad is not None for tensor in exclude)}
 
 
 def _gpt_layer(b, s, hidden, heads):
