@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PYTHON_FLOOR = (3, 10)
-TORCH_FLOOR, TORCH_CEILING = "2.9", "2.15"  # from the floor up to, not including, the ceiling; as in pyproject.toml
+TORCH_FLOOR, TORCH_CEILING = "2.10", "2.15"  # from the floor up to, not including, the ceiling; as in pyproject.toml
 RANKS = 4                                   # what most lessons launch
 GB = 1e9
 OK, WARNING, PROBLEM = "ok", "warning", "problem"

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-# torch 2.13 renamed these two and warns about the old names; we go back to torch 2.9.
+# torch 2.13 renamed these two and warns about the old names; we go back to torch 2.10.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
