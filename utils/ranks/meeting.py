@@ -10,6 +10,8 @@ from torch.distributed import distributed_c10d
 
 from utils.ranks.refusals import refusal_in
 
+_PATIENCE_SECONDS = 5.0  # so long may the system take to connect this process with itself
+
 
 class CannotMeet(RuntimeError):
     """The ranks cannot reach each other; the message says why and what to do."""
@@ -62,10 +64,10 @@ def _own_address() -> str:
     own = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}.{random.randint(1, 254)}"
     for address in ([own] if sys.platform == "linux" else []) + ["127.0.0.1"]:
         try:
-            socket.create_server((address, 0)).close()
-            return address
+            with socket.create_server((address, 0)) as server, socket.create_connection(server.getsockname(), _PATIENCE_SECONDS):
+                return address
         except OSError as error:
-            why = error.strerror
+            why = error.strerror or error  # a time-out has no number
     raise CannotMeet(f"The ranks talk to each other over 127.0.0.1, which does not answer here ({why}). Turn on the loopback "
                      f"interface ('ip link set {loopback_interface()} up'), or allow it in the firewall or sandbox.")
 
