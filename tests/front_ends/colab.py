@@ -3,6 +3,7 @@
 `play` runs a lesson as a reader on Colab does: the notebook is not in the clone, a cell with the README's lines comes
 first, and the kernel belongs to an environment with packages of its own.
 """
+import copy
 import json
 import os
 import subprocess
@@ -46,8 +47,7 @@ def play(python: Path, notebook: NotebookNode, first: str, last: list[str], cont
     `content` stands for /content, in the cells and as the folder where the kernel of `python` starts. Raises nbclient's
     CellExecutionError where a cell fails.
     """
-    cells = [v4.new_code_cell(first), *notebook.cells, *map(v4.new_code_cell, last)]
-    notebook = v4.new_notebook(cells=cells)
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(first), *copy.deepcopy(notebook.cells), *map(v4.new_code_cell, last)])
     for cell in notebook.cells:
         cell.source = cell.source.replace("/content", str(content))
         if cell.cell_type == "code":
