@@ -1,0 +1,23 @@
+"""The whole matrix is a tensor, but a ndarray was returned
+
+numpy's array in place of a tensor.
+"""
+
+def column_shard(matrix, rank, ranks):
+    """This rank's block of columns, contiguous and in memory of its own."""
+    return matrix.tensor_split(ranks, dim=1)[rank].clone(memory_format=torch.contiguous_format)
+
+
+def row_shard(matrix, rank, ranks):
+    """This rank's block of rows, contiguous and in memory of its own."""
+    return matrix.tensor_split(ranks, dim=0)[rank].clone(memory_format=torch.contiguous_format)
+
+
+def join_columns(shards):
+    """The whole matrix from all blocks of columns."""
+    return torch.cat(shards, dim=1)
+
+
+def join_rows(shards):
+    """The whole matrix from all blocks of rows."""
+    return torch.cat(shards, dim=0).numpy()
