@@ -79,6 +79,20 @@ def test_every_glossary_entry_is_complete():
         assert re.search("[가-힣]", korean) and len(meaning) > 10, name
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_a_letter_of_a_formula_is_a_word_of_the_text(path):
+    """Each letter of a displayed formula is named in the text up to there, or stands alone on the left of its own formula."""
+    text = ""
+    for source in markdown_cells(path):
+        text += re.sub(r"\$\$.*?\$\$", "", source, flags=re.DOTALL)
+        for formula in re.findall(r"\$\$(.*?)\$\$", source, re.DOTALL):
+            bare = re.sub(r"\\(text|mathrm|begin|end)\{[^}]*\}|\\[A-Za-z]+", " ", formula)
+            defined = {*re.findall(r"(?:^|\s)([A-Z]) =", bare), "e"}               # Euler's number needs no word
+            unnamed = {letter for letter in set(re.findall(r"[A-Za-zΨψ]", bare)) - defined
+                       if not re.search(rf"(?<![A-Za-z]){letter}(?![A-Za-z])", text)}
+            assert not unnamed, formula
+
+
 # ---- links and references -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("path", [*NOTEBOOKS, *TEXTS], ids=name_of)
