@@ -19,6 +19,7 @@ import traceback
 import weakref
 
 from utils.ranks.files import Files
+from utils.ranks.huge_pages import use_huge_pages
 
 PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
              "torch.distributed.pipelining", "numpy", "utils.ranks.worker")
@@ -72,12 +73,15 @@ def main(control_descriptor: int) -> None:
 
 
 def _preload():
-    """Import what the ranks will need."""
+    """Import what the ranks will need, unless this process is a copy of one that has: see `adopt_server`."""
+    is_a_copy = "torch" in sys.modules
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/dev/fd"  # torch's compiler makes a folder on import, if there is none yet
     for name in PRELOADED:
         importlib.import_module(name)
     del os.environ["TORCHINDUCTOR_CACHE_DIR"]
     _spare_the_ranks()
+    if not is_a_copy:  # a copy would get pages of its own for all that it shares with the other
+        use_huge_pages()
 
 
 def _spare_the_ranks():
