@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from utils import doctor
+from utils import doctor, machine
 from utils.doctor import OK, PROBLEM, WARNING, Facts, Trial, examine, render
 from utils.ranks import choose_backend
 
@@ -45,6 +45,17 @@ def test_a_laptop_without_a_gpu_is_well():
     ("packages", {"versions": LAPTOP.versions | {"pandas": None}}, PROBLEM, "make lab"),
     ("memory", {"memory_bytes": int(1e9)}, PROBLEM, "more memory"),
     ("memory", {"memory_bytes": int(2e9)}, WARNING, "one notebook"),
+    ("torch", {"torch_error": "libtorch_cpu.so: failed to map segment"}, PROBLEM, "make lab"),
+    ("limits", {"open_files": 64}, WARNING, "ulimit -n 4096. Or"),
+    ("limits", {"processes": 100}, WARNING, "ulimit -u 4096. Or"),
+    ("limits", {"processes": 100, "open_files": 100}, WARNING, "ulimit -n 4096; ulimit -u 4096"),
+    ("limits", {"open_files": 1024, "processes": None}, OK, ""),
+    ("folders", {"temporary_error": "No usable temporary directory found"}, WARNING, "export TMPDIR=FOLDER"),
+    ("folders", {"temporary_bytes": int(5e6)}, WARNING, "export TMPDIR=FOLDER"),
+    ("folders", {"home_error": "the home folder /nonexistent does not exist"}, WARNING, "export HOME=FOLDER"),
+    ("names", {"hiding_files": ("random.py", "torch.py")}, WARNING, "takes random.py, torch.py for the module"),
+    ("pictures", {"picture_backend": "TkAgg"}, WARNING, "unset MPLBACKEND"),
+    ("pictures", {"picture_backend": "module://matplotlib_inline.backend_inline"}, OK, ""),
     ("loopback", {"loopback_error": "Network is unreachable"}, PROBLEM, "ip link set lo up"),
     ("launch", {"trial": Trial(error="Rank 1 was killed.")}, PROBLEM, "restart the kernel"),
     ("launch", {"trial": None}, WARNING, ""),
@@ -99,8 +110,8 @@ def test_the_report_has_one_line_per_finding_in_the_same_order_on_every_machine(
     worst = like(python=(3, 8, 0), versions=dict.fromkeys(doctor.PACKAGES))
     well, ill = ([line[9:20].strip() for line in render(examine(facts)).split("\n\n")[0].splitlines()]
                  for facts in (LAPTOP, worst))
-    assert well == ill == ["Python", "torch", "packages", "cores", "memory", "GPUs", "backend", "start",
-                           "loopback", "launch", "notebooks", "place"]
+    assert well == ill == ["Python", "torch", "packages", "cores", "memory", "limits", "folders", "names", "GPUs",
+                           "backend", "start", "loopback", "launch", "notebooks", "pictures", "place"]
 
 
 def test_the_report_ends_with_the_verdict_after_the_remedies():
@@ -113,9 +124,10 @@ def test_the_report_ends_with_the_verdict_after_the_remedies():
 
 
 @pytest.mark.parametrize("text, cores", [
-    ("max 100000\n", None), ("", None), ("150000 100000", 2), ("20000 100000", 1), ("400000 100000", 4)])
+    ("max 100000\n", None), ("", None), ("-1 100000", None), ("150000 100000", 2), ("20000 100000", 1),
+    ("400000 100000", 4)])
 def test_a_containers_share_of_cores(text, cores):
-    assert doctor._cgroup_cores(text) == cores
+    assert machine._cgroup_cores(text) == cores
 
 
 @pytest.mark.parametrize("version, numbers", [
@@ -132,7 +144,7 @@ def test_this_machine(capsys):
 
 
 def test_it_speaks_where_nothing_is_installed():
-    bare = [sys.executable, "-I", "-S", doctor.__file__]  # neither site-packages nor the course can be imported
+    bare = [sys.executable, "-E", "-s", "-S", doctor.__file__]  # neither site-packages nor the course can be imported
     done = subprocess.run(bare, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr == ""
     assert "\ntorch, packages, backend: Run 'make lab'" in done.stdout
@@ -140,8 +152,8 @@ def test_it_speaks_where_nothing_is_installed():
 
 
 def test_no_launch_where_something_is_wrong_already(monkeypatch):
-    monkeypatch.setattr(doctor, "_try_loopback", lambda: "no such interface")
-    monkeypatch.setattr(doctor, "_try_launch", lambda gpu_count: pytest.fail("launched"))
+    monkeypatch.setattr(machine, "_try_loopback", lambda: "no such interface")
+    monkeypatch.setattr(machine, "try_launch", lambda gpu_count: pytest.fail("launched"))
     facts = doctor.gather()
     assert facts.trial is None and not examine(facts).can_run
 
@@ -153,4 +165,4 @@ def test_a_launch_that_fails_becomes_a_sentence(monkeypatch):
         raise RuntimeError("Rank 0 could not start.\nmore lines")
 
     monkeypatch.setattr(utils.ranks, "launch", broken)
-    assert doctor._try_launch(0) == Trial(error="Rank 0 could not start.")
+    assert machine.try_launch(0) == Trial(error="Rank 0 could not start.")

@@ -1,59 +1,29 @@
 """What this machine can do, and which path the course takes on it: `course doctor`, or `report()` in a notebook.
 
-`gather` looks at the machine, `examine` judges. Judging is a pure function of the facts, so it can be tested for
+`gather` looks (`utils.machine`), `examine` judges. Judging is a pure function of the facts, so it can be tested for
 machines that we do not have. Nothing here needs more than Python until the trial launch: where the course is only
 half installed, `python utils/doctor.py` says what is missing.
 """
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import os
-import platform
+import dataclasses
 import re
-import socket
-import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
+if __package__:
+    from utils import machine
+else:  # python utils/doctor.py
+    import machine
+
+Facts, Trial, PACKAGES = machine.Facts, machine.Trial, machine.PACKAGES
 PYTHON_FLOOR = (3, 10)
 TORCH_FLOOR, TORCH_CEILING = "2.10", "2.15"  # from the floor up to, not including, the ceiling; as in pyproject.toml
 RANKS = 4                                   # what most lessons launch
 GB = 1e9
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
-PACKAGES = ("torch", "numpy", "pandas", "matplotlib", "ipywidgets", "cloudpickle", "jupyterlab", "nbval")
 NEEDED = ("numpy", "pandas", "matplotlib", "ipywidgets", "cloudpickle")
 INSTALL = "Run 'make lab' in the course's folder, or install the course here: pip install --editable ."
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A launch of two ranks that add a number: seconds of the first and of the second time, or what went wrong."""
-    first_seconds: float = 0.0
-    second_seconds: float = 0.0
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What `gather` saw. `versions` maps a package's name to its version, `None` where it is not installed."""
-    python: tuple[int, int, int]
-    platform: str                        # sys.platform's value
-    machine: str                         # "x86_64", "arm64", ...
-    versions: dict[str, str | None]
-    cores: int
-    memory_bytes: int
-    gpus: tuple[str, ...] = ()
-    gloo: bool = True
-    loopback_error: str = ""
-    memory_files: bool = True            # memfd_create: the ranks' files are in memory
-    shared_memory_bytes: int | None = None  # free in /dev/shm, None where there is none
-    colab: bool = False
-    wsl: bool = False
-    torchrun: bool = False
-    trial: Trial | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +50,8 @@ class Diagnosis:
 
 def examine(facts: Facts) -> Diagnosis:
     """Judge a machine by its facts; `can_run` of the result is False if any finding is a problem."""
-    rules = (_python, _torch, _packages, _cores, _memory, _gpus, _backend, _start, _loopback, _launch, _notebooks, _place)
+    rules = (_python, _torch, _packages, _cores, _memory, _limits, _folders, _names, _gpus, _backend, _start, _loopback,
+             _launch, _notebooks, _pictures, _place)
     return Diagnosis([rule(facts) for rule in rules], _path(facts))
 
 
@@ -120,6 +91,10 @@ def _torch(facts):
     if _numbers(version) >= _numbers(TORCH_CEILING):
         return Finding(WARNING, "torch", f"{version}, newer than what the course was tried with ({supported})",
                        "If a lesson fails, 'make lab' makes an environment with a torch that works.")
+    if facts.torch_error:
+        return Finding(PROBLEM, "torch", f"{version} cannot be loaded: {facts.torch_error}",
+                       "If a line 'names' stands below, follow it first; otherwise 'make lab' in a fresh clone makes an "
+                       "environment with a torch that works.")
     if not facts.gloo:
         return Finding(PROBLEM, "torch", f"{version}, built without torch.distributed and gloo",
                        "Install the official build of torch: pip install --force-reinstall torch.")
@@ -148,6 +123,46 @@ def _memory(facts):
     if facts.memory_bytes < 4 * GB:
         return Finding(WARNING, "memory", text, "Keep one notebook open at a time; 8 ranks may not fit.")
     return Finding(OK, "memory", text)
+
+
+def _limits(facts):
+    low = {f"{facts.open_files} open files": "ulimit -n 4096" if (facts.open_files or 1e9) < 256 else "",
+           f"{facts.processes} processes": "ulimit -u 4096" if (facts.processes or 1e9) < 512 else ""}
+    found = [text for text, remedy in low.items() if remedy]
+    if not found:
+        return Finding(OK, "limits", "files and processes are enough")
+    return Finding(WARNING, "limits", f"at most {' and '.join(found)}: 8 ranks may not start", "Raise it before you start "
+                   f"Jupyter: {'; '.join(filter(None, low.values()))}. Or keep to few ranks and one notebook.")
+
+
+def _folders(facts):
+    if facts.temporary_error:
+        return Finding(WARNING, "folders", f"no temporary file can be written: {facts.temporary_error}", "The ranks need none, "
+                       "but JupyterLab and 'course check' do. Free some space, or name a folder before you start them: "
+                       "export TMPDIR=FOLDER.")
+    if facts.home_error:
+        return Finding(WARNING, "folders", facts.home_error, "The ranks do not need it, but JupyterLab keeps its settings there. "
+                       "Name a folder that is yours before you start it: export HOME=FOLDER.")
+    if facts.temporary_bytes is not None and facts.temporary_bytes < 0.1 * GB:
+        return Finding(WARNING, "folders", f"{facts.temporary_bytes / GB:.2f} GB are free for temporary files",
+                       "Free some space on the disk, or name another folder before you start Jupyter: export TMPDIR=FOLDER.")
+    return Finding(OK, "folders", "temporary files and settings can be written")
+
+
+def _names(facts):
+    if not facts.hiding_files:
+        return Finding(OK, "names", "no file in this folder hides a module")
+    files = ", ".join(facts.hiding_files)
+    return Finding(WARNING, "names", f"in this folder: {files}", f"In a notebook of this folder, Python takes {files} for the "
+                   "module of that name. Give each another name, then restart the kernel.")
+
+
+def _pictures(facts):
+    backend = facts.picture_backend
+    if backend and not any(word in backend.lower() for word in ("inline", "nbagg", "ipympl", "widget", "notebook")):
+        return Finding(WARNING, "pictures", f"the variable MPLBACKEND is {backend}: notebooks show no figures",
+                       "Take it away before you start Jupyter ('unset MPLBACKEND'); 'make lab' does that.")
+    return Finding(OK, "pictures", "notebooks show figures")
 
 
 def _gpus(facts):
@@ -251,17 +266,10 @@ def _count(number, noun):
 
 def gather(try_launch: bool = True) -> Facts:
     """Look at this machine; with `try_launch`, start two ranks twice (about 4 s)."""
-    versions = {name: _version(name) for name in PACKAGES}
-    gpus, gloo = _torch_facts() if versions["torch"] else ((), False)
-    facts = Facts(
-        python=sys.version_info[:3], platform=sys.platform, machine=platform.machine(), versions=versions,
-        cores=_usable_cores(), memory_bytes=_usable_memory(), gpus=gpus, gloo=gloo, loopback_error=_try_loopback(),
-        memory_files=hasattr(os, "memfd_create"), shared_memory_bytes=_free_bytes("/dev/shm"),
-        colab=_installed("google.colab"), wsl="microsoft" in platform.release().lower(),
-        torchrun="TORCHELASTIC_RUN_ID" in os.environ)
-    if try_launch and not facts.torchrun and not any(f.level == PROBLEM for f in examine(facts).findings):
-        facts = Facts(**{**vars(facts), "trial": _try_launch(len(gpus))})
-    return facts
+    seen = machine.look()
+    if try_launch and not seen.torchrun and examine(seen).can_run:
+        seen = dataclasses.replace(seen, trial=machine.try_launch(len(seen.gpus)))
+    return seen
 
 
 def report() -> None:
@@ -274,115 +282,6 @@ def main() -> int:
     diagnosis = examine(gather())
     print(render(diagnosis))
     return 0 if diagnosis.can_run else 1
-
-
-def _version(name):
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _installed(module):
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:
-        return False
-
-
-def _torch_facts():
-    """The GPUs' names, and whether gloo is there. No CUDA context is made in this process."""
-    try:
-        import torch
-        import torch.distributed as dist
-    except ImportError:
-        return (), False
-    count = torch.cuda.device_count()
-    names = _gpu_names() if count else []
-    gpus = tuple(names) if len(names) == count else ("NVIDIA GPU",) * count
-    return gpus, dist.is_available() and dist.is_gloo_available()
-
-
-def _gpu_names():
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.split("\n")[:-1]
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-
-
-def _usable_cores():
-    quota = _cgroup_cores(_read("/sys/fs/cgroup/cpu.max"))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, quota or cores)
-
-
-def _cgroup_cores(text):
-    """The cores that a container may use, from "QUOTA PERIOD" in microseconds; None without a limit."""
-    quota, _, period = text.strip().partition(" ")
-    return max(1, round(int(quota) / int(period))) if quota.isdigit() and period.isdigit() else None
-
-
-def _usable_memory():
-    """Bytes of memory, or of the container's share of it if that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    limit = _read("/sys/fs/cgroup/memory.max").strip()
-    return min(total, int(limit)) if limit.isdigit() else total
-
-
-def _free_bytes(folder):
-    try:
-        state = os.statvfs(folder)
-    except (AttributeError, OSError):
-        return None
-    return state.f_bavail * state.f_frsize
-
-
-def _read(path):
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
-def _try_loopback():
-    """Connect to ourselves over 127.0.0.1; returns the error's text, empty if a byte came through."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            with socket.create_connection(server.getsockname(), timeout=5) as there:
-                here, _ = server.accept()
-                with here:
-                    there.sendall(b"x")
-                    here.settimeout(5)
-                    return "" if here.recv(1) == b"x" else "no byte came through"
-    except OSError as error:
-        return str(error)
-
-
-def _try_launch(gpu_count):
-    """Let two ranks add a number, twice, on GPUs if there are two; an error becomes the trial's sentence."""
-    try:
-        from utils.ranks import launch
-        seconds = []
-        for _ in range(2):
-            begin = time.perf_counter()
-            run = launch(_sum_of_ones, world_size=2, timeout=60, echo=False, backend=None if gpu_count >= 2 else "gloo")
-            seconds.append(time.perf_counter() - begin)
-            if run.results != [2.0, 2.0]:
-                return Trial(error=f"1 + 1 gave {run.results}")
-        return Trial(*seconds)
-    except Exception as error:  # noqa: BLE001  whatever went wrong, the reader gets a line about it
-        return Trial(error=(str(error).strip().splitlines() or [type(error).__name__])[0])
-
-
-def _sum_of_ones():
-    import torch
-    import torch.distributed as dist
-
-    from utils.ranks import device
-    one = torch.ones(1, device=device())
-    dist.all_reduce(one)
-    return one.item()
 
 
 if __name__ == "__main__":
