@@ -144,9 +144,9 @@ def _stages(chunks, numbers):
 
 
 def _step(schedule, stages, inputs, targets):
-    """PyTorch takes the whole batch and cuts it itself."""
+    """PyTorch takes the whole batch and cuts it itself. In torch 2.10 the strides of the cut must be those of a whole tensor."""
     takes_inputs, takes_targets = (any(getattr(s, end) for s in stages) for end in ("is_first", "is_last"))
-    batch = (torch.flatten(torch.as_tensor(inputs), 0, 1),) if takes_inputs else ()
+    batch = (torch.flatten(torch.as_tensor(inputs), 0, 1).contiguous(),) if takes_inputs else ()
     losses = []
     extra = {"target": torch.flatten(targets, 0, 1), "losses": losses} if takes_targets else {}
     schedule.step(*batch, **extra, return_outputs=False)
