@@ -32,9 +32,9 @@ def main() -> int:
         print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
         watch = Stopwatch()
         finished = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *["--quick"] * chosen.quick], cwd=ROOT,
-                                  stdout=subprocess.PIPE, text=True, check=False)
+                                  capture_output=True, text=True, check=False)
         if finished.returncode:
-            print(f"{name} failed, so nothing was written.", file=sys.stderr)
+            print(f"failed, so nothing was written:\n{finished.stderr}", file=sys.stderr)
             return 1
         spent = watch.spent()
         print(f"{spent.wall:.0f} s", file=sys.stderr)
