@@ -15,15 +15,18 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 import weakref
 
 from utils.ranks.files import Files
 from utils.ranks.huge_pages import use_huge_pages
+from utils.ranks.leftovers import adopt_orphans, end_groups, end_orphans
 
 PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
              "torch.distributed.pipelining", "numpy", "utils.ranks.worker")
 MESSAGE_BYTES = 4096
+_TRACKER_SECONDS = 1.0  # so long may what removes forgotten shared memory live on
 
 
 def main(control_descriptor: int) -> None:
@@ -35,12 +38,12 @@ def main(control_descriptor: int) -> None:
     child_ended, notify = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
-    _adopt_orphans()
+    adopt_orphans()
     ranks: dict[int, int] = {}  # process id -> rank
-    run_ends = False
+    run_ends = 0.0  # since when the notebook waits for the end of the run
     _say(control, {"ready": os.getpid()})
     while True:
-        readable, _, _ = select.select([control, child_ended], [], [])
+        readable, _, _ = select.select([control, child_ended], [], [], _TRACKER_SECONDS if run_ends else None)
         if child_ended in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(child_ended, 4096)
@@ -48,8 +51,9 @@ def main(control_descriptor: int) -> None:
         if control in readable:
             text, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, len(Files._fields))
             if not text:
-                _kill(ranks, signal.SIGKILL)
-                while not _report_ended(control, ranks):  # see them off: nobody else will
+                _end(ranks)
+                begin = time.monotonic()
+                while not _report_ended(control, ranks, begin):  # see them off: nobody else will
                     select.select([child_ended], [], [], 0.1)
                 return
             message = json.loads(text)
@@ -63,12 +67,14 @@ def main(control_descriptor: int) -> None:
                 for descriptor in descriptors:
                     os.close(descriptor)
             elif "signal" in message:
-                _kill(ranks, message["signal"])
+                for process_id in ranks:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(process_id, message["signal"])
             elif "end" in message:
-                _kill(ranks, signal.SIGKILL)
-                run_ends = True
-        if run_ends and _report_ended(control, ranks):
-            run_ends = False
+                _end(ranks)
+                run_ends = time.monotonic()
+        if run_ends and _report_ended(control, ranks, run_ends):
+            run_ends = 0.0
             _say(control, {"gone": True})
 
 
@@ -126,7 +132,7 @@ def _lead_own_group(process_id):
         os.setpgid(process_id, process_id)
 
 
-def _report_ended(control, ranks) -> bool:
+def _report_ended(control, ranks, run_ends: float = 0.0) -> bool:
     """Tell the notebook which ranks ended and how; end whatever they left running. True when no process is left."""
     while True:
         try:
@@ -141,36 +147,19 @@ def _report_ended(control, ranks) -> bool:
             continue
         rank = ranks.pop(process_id, None)
         if rank is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process_id, signal.SIGKILL)
+            end_groups([process_id], trackers_too=False)
             _say(control, {"ended": rank, "status": os.waitstatus_to_exitcode(status)})
     if not ranks:
-        _end_orphans()  # each that ends may hand us its children: then we are here again
+        end_orphans(trackers_too=bool(run_ends) and time.monotonic() - run_ends > _TRACKER_SECONDS)
     return False
 
 
-def _kill(ranks, signal_number):
+def _end(ranks):
+    """End the ranks and their groups. First by their own numbers: one may have joined another group."""
     for process_id in ranks:
-        if signal_number == signal.SIGKILL:  # an end is for the rank's children too
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process_id, signal_number)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process_id, signal_number)  # by its own number too: it may have joined another group
-
-
-def _adopt_orphans():
-    """Linux: grandchildren that a rank leaves behind become children of this process, so that it can end them."""
-    if sys.platform == "linux":
-        import ctypes
-        pr_set_child_subreaper = 36
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1)
-
-
-def _end_orphans():
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
-        for child in file.read().split():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(int(child), signal.SIGKILL)
+            os.kill(process_id, signal.SIGKILL)
+    end_groups(ranks, trackers_too=False)
 
 
 def _say(control, message):

@@ -10,9 +10,8 @@ from utils.ranks.record import Record
 from utils.ranks.wording import call_text, frame_text, place_text, ranks_text, verb
 
 # what a rank's call says when another rank has gone: a consequence, never the cause
-_CONSEQUENCE = re.compile(r"Connection closed by peer|Connection reset by peer|Timed out waiting|Broken pipe|"
-                          r"gloo/transport|Application timeout|NCCL communicator was aborted|remote process exited", re.I)
-_HUNG_UP = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote process exited", re.I)
+_CONSEQUENCE = re.compile(r"gloo/transport|NCCL communicator was aborted|remote process exited", re.I)
+_HUNG_UP = re.compile(r"gloo/transport.*(Connection (closed|reset) by peer|Broken pipe)|remote process exited", re.I)
 _CPP_TRACE = re.compile(r"\nException raised from .*", re.S)
 _LONGEST_MESSAGE = 2000
 _SHOWN_FRAMES = 5  # at either end of a long traceback
