@@ -15,7 +15,12 @@ def main(arguments: list[str] | None = None) -> int:
     if not hasattr(chosen, "run"):
         parser.print_help()
         return 2
-    return chosen.run(chosen)
+    try:
+        return chosen.run(chosen)
+    except OSError as error:  # no disk, no memory, no rights: the machine's trouble and not the program's
+        from utils.ranks.refusals import refusal
+        print(f"course: {refusal(error)}.", file=sys.stderr)
+        return 2
 
 
 def _no_arguments(parser):

@@ -156,7 +156,7 @@ def _temporary_folder():
             file.write(bytes(100_000))
         return folder, ""
     except OSError as error:
-        return os.environ.get("TMPDIR") or "/tmp", _first_line(error)
+        return os.environ.get("TMPDIR") or "/tmp", error.strerror or str(error)
 
 
 def _home_error():

@@ -10,7 +10,7 @@ from torch.distributed import distributed_c10d
 
 from utils.ranks.refusals import refusal_in
 
-_PATIENCE_SECONDS = 5.0  # so long may the system take to connect this process with itself
+_PATIENCE_SECONDS = 3.0  # so long may the system take to connect this process with itself
 
 
 class CannotMeet(RuntimeError):
@@ -66,8 +66,11 @@ def _own_address() -> str:
         try:
             with socket.create_server((address, 0)) as server, socket.create_connection(server.getsockname(), _PATIENCE_SECONDS):
                 return address
+        except TimeoutError as error:
+            why = error
+            break  # the other address would not answer either
         except OSError as error:
-            why = error.strerror or error  # a time-out has no number
+            why = error.strerror
     raise CannotMeet(f"The ranks talk to each other over 127.0.0.1, which does not answer here ({why}). Turn on the loopback "
                      f"interface ('ip link set {loopback_interface()} up'), or allow it in the firewall or sandbox.")
 

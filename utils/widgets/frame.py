@@ -125,7 +125,11 @@ class Frame(ipywidgets.VBox):
             self.button.disabled = True
             self._show_note(self._announce(**values))
             thread = self._run_thread
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no more threads: then here, while the sliders wait
+            self._run(values)
+            return None
         return thread
 
     def _run(self, values):
