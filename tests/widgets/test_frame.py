@@ -8,7 +8,7 @@ import pytest
 
 from utils import RankError, launch
 from utils.widgets import style
-from utils.widgets.frame import LIVE_VIEW, YOUR_OWN, Frame, without_live_views
+from utils.widgets.frame import LIVE_VIEW, READY, RUNNING, YOUR_OWN, Frame, without_live_views
 
 draws = []
 
@@ -99,7 +99,7 @@ def test_a_run_is_added_and_drawn_with_the_controls_values():
     frame = make(measure=lambda a, b: 10 * a + b)
     frame.run().join()
     assert frame.runs == (12,) and frame.text == "a = 1, b = 2, runs (12,)" and draws[-1] == (1, 2, (12,))
-    assert not frame.running and not frame.button.disabled and frame.note.value == ""
+    assert not frame.running and frame.button.icon == READY and frame.note.value == ""
 
 
 def test_of_each_state_the_latest_run_is_kept():
@@ -123,7 +123,7 @@ def test_a_second_press_starts_no_second_run():
     frame = make(measure, announce=lambda a, b: f"running {a}")
     frame.button.click()
     assert began.wait(300)
-    assert frame.running and frame.button.disabled and "running 1" in frame.note.value
+    assert frame.running and frame.button.icon == RUNNING and "running 1" in frame.note.value
     frame.button.click()
     assert frame.run() is None
     frame.controls.a.value = 4  # the sliders go on working, and the line beside the button stays
@@ -131,7 +131,7 @@ def test_a_second_press_starts_no_second_run():
     thread = frame._run_thread
     may_end.set()
     thread.join(300)
-    assert times == [(1, 2)] and frame.runs == ("measured",) and not frame.button.disabled
+    assert times == [(1, 2)] and frame.runs == ("measured",) and frame.button.icon == READY
 
 
 def test_a_failing_rank_is_a_sentence_in_the_widget_and_the_button_works_again():
@@ -146,7 +146,7 @@ def test_a_failing_rank_is_a_sentence_in_the_widget_and_the_button_works_again()
     frame.run().join(300)
     assert "Rank 1 raised ValueError: one &lt;bad&gt; batch" in frame.note.value
     assert "Traceback" not in frame.note.value
-    assert frame.runs == () and frame.picture.value == picture and not frame.button.disabled
+    assert frame.runs == () and frame.picture.value == picture and frame.button.icon == READY
     frame._measure = lambda a, b: 3
     frame.run().join()
     assert frame.runs == (3,) and frame.note.value == ""
@@ -162,7 +162,7 @@ def test_whatever_a_run_raises_becomes_a_sentence(error, sentence):
         raise error
     frame = make(measure)
     frame.run().join()
-    assert sentence in frame.note.value and not frame.button.disabled
+    assert sentence in frame.note.value and frame.button.icon == READY
 
 
 def test_200_redraws_leave_no_figure_open_and_use_one_figure():

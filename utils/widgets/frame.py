@@ -12,7 +12,8 @@ needs no timer: the front end sends a slider's next value only when the kernel h
 and only the latest (ipywidgets' message throttle), so events never queue up behind a slow redraw.
 
 Real ranks. The button calls `measure` in a thread, so that the sliders go on working and a second press, which
-arrives while the first still runs, finds the run going on and does nothing. What fails becomes a sentence under
+arrives while the first still runs, finds the run going on and does nothing; the button shows an hourglass and is not
+disabled, since a disabled button loses the keyboard's focus. What fails becomes a sentence under
 the button; `launch` leaves no ranks behind however it ends. Results are kept in `runs`, the latest one of each state,
 and `draw` and `say` get all of them: each decides which belong to the state that it shows.
 
@@ -34,6 +35,8 @@ from utils.widgets import style
 
 LIVE_VIEW = "application/vnd.jupyter.widget-view+json"
 YOUR_OWN = "your own"
+READY, RUNNING = "play", "hourglass-half"
+"""The icon of the button for real ranks, before and during a run."""
 
 
 class Frame(ipywidgets.VBox):
@@ -60,7 +63,7 @@ class Frame(ipywidgets.VBox):
         self.sentence, self.note = ipywidgets.HTML(), ipywidgets.HTML()
         self.picture = ipywidgets.Image(format="png", layout={"width": "100%", "max_width": "900px", "height": "auto",
                                                               "margin": "0"})
-        self.button = ipywidgets.Button(description="Run on real ranks", icon="play", button_style="primary",
+        self.button = ipywidgets.Button(description="Run on real ranks", icon=READY, button_style="primary",
                                         tooltip="Start processes, measure, and lay the result over the theory",
                                         layout={"width": "auto"})
         self.preset = ipywidgets.Dropdown(options=[*self._presets, YOUR_OWN], description="preset")
@@ -122,7 +125,7 @@ class Frame(ipywidgets.VBox):
                 return None
             values = self.values
             self._run_thread = threading.Thread(target=self._run, args=(values,), daemon=True)
-            self.button.disabled = True
+            self.button.icon = RUNNING
             self._show_note(self._announce(**values))
             thread = self._run_thread
         try:
@@ -146,7 +149,7 @@ class Frame(ipywidgets.VBox):
         with self._drawing_lock:
             self._show_note(trouble, trouble=True)
             self._run_thread = None
-            self.button.disabled = False
+            self.button.icon = READY
 
     def _take_preset(self, change):
         values = self._presets.get(change["new"])
