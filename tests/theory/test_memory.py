@@ -127,7 +127,7 @@ def test_peaks_are_shards_and_one_part_whole():
     assert packed.gradients == 2 * 60 / 4 + 2 * 2 * 30
     for stage in (0, 1):
         assert peak_training_state(layers, stage=stage, world_size=4) == training_state(60, stage=stage, world_size=4)
-    with pytest.raises(ValueError, match="at least one part"):
+    with pytest.raises(ValueError, match="at least one item"):
         peak_training_state([])
 
 

@@ -46,9 +46,10 @@ def dumps(notebook: NotebookNode) -> str:
 def write(path: str | Path, text: str) -> bool:
     """Write ``text`` to ``path`` in one step; return whether the file changed.
 
-    A reader sees the old file or the new one, never half of it.
+    A reader sees the old file or the new one, never half of it.  Halves of characters, which a student's program can
+    print and UTF-8 cannot hold, become question marks.
     """
-    path, data = Path(path), text.encode("utf-8")
+    path, data = Path(path), text.encode("utf-8", "replace")
     if path.exists() and path.read_bytes() == data:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)

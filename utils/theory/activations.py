@@ -147,8 +147,9 @@ def gpipe_activation_units(batch, micro_batches, layers, pipeline, recompute=Tru
     """
     whole_number("batch", batch)
     whole_number("micro_batches", micro_batches)
+    whole_number("layers", layers)
     if not recompute:
-        return batch * whole_number("layers", layers)
+        return batch * layers
     whole_number("pipeline", pipeline)
     return batch + layers / pipeline * batch / micro_batches
 

@@ -16,6 +16,7 @@ newer programs are faster, and `rates=RATES` shows what an ideal one would chang
 from dataclasses import dataclass, replace
 
 from .activations import layer_activation_bytes
+from .arguments import fraction
 from .layout import Planned, plan
 from .memory import NF4_BYTES_PER_PARAMETER, lora_parameters, lora_state
 from .papers.narayanan import ZERO_3_RATES
@@ -74,7 +75,7 @@ def advise(
     memory_share: of a GPU's memory, what training may use.
     rates: Rates of the throughput model.
     """
-    budget_bytes = memory_share * cluster.chip.memory_bytes
+    budget_bytes = fraction("memory_share", memory_share) * cluster.chip.memory_bytes
     if fine_tune:
         adapted = _adapt(model, cluster, budget_bytes)
         if adapted is not None:

@@ -6,6 +6,7 @@ All of them raise ValueError.
 
 import math
 import numbers
+from collections.abc import Iterable
 
 from .units import GB
 
@@ -53,6 +54,15 @@ def one_of(name, value, allowed):
     return value
 
 
+def several(name, value):
+    """Return `value` as a tuple, or raise ValueError when it is not a list, a tuple or the like of at least one item."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise ValueError(f"{name} must be a list, but {value!r} was given. Write [{value!r}] for one item.")
+    if not (items := tuple(value)):
+        raise ValueError(f"{name} must have at least one item, but an empty list was given.")
+    return items
+
+
 def divides(divisor_name, divisor, name, value):
     """Raise ValueError unless `divisor` divides `value` without a rest."""
     if value % divisor:
@@ -77,6 +87,10 @@ def device_bytes(name, value):
 
 
 def _number(name, value):
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return value
-    raise ValueError(f"{name} must be a number, but {value!r} was given.")
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise ValueError(f"{name} must be a number, but {value!r} was given.")
+    try:
+        float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be below 10**308, but a larger number was given.") from None
+    return value

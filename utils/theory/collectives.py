@@ -233,7 +233,7 @@ def hierarchical_all_reduce_seconds(n_bytes, gpus_per_node, nodes, intra, inter)
     Reduce-scatter inside the node; all-reduce of n/G bytes across nodes, all G ranks at once, each on its
     own `inter` link; all-gather inside the node. Every stage is a ring.
     """
-    shard_bytes = n_bytes / whole_number("gpus_per_node", gpus_per_node)
+    shard_bytes = non_negative("n_bytes", n_bytes) / whole_number("gpus_per_node", gpus_per_node)
     return (
         reduce_scatter_seconds("ring", n_bytes, gpus_per_node, intra)
         + all_reduce_seconds("ring", shard_bytes, nodes, inter)

@@ -7,7 +7,7 @@ are neighbours: the first name varies fastest with the rank.
 from dataclasses import dataclass, replace
 from math import prod
 
-from .arguments import divides, one_of, whole_number
+from .arguments import divides, one_of, several, whole_number
 from .memory import STAGES
 from .models import RECOMPUTATIONS
 from .pipeline import LOOPED, SCHEDULES
@@ -58,7 +58,7 @@ class Layout:
         one_of("recomputation", self.recomputation, RECOMPUTATIONS)
         one_of("zero_stage", self.zero_stage, STAGES)
         divides("expert", self.expert, "data", self.data)
-        if sorted(self.order) != sorted(DIMENSIONS):
+        if sorted(several("order", self.order)) != sorted(DIMENSIONS):
             raise ValueError(
                 f"order must name each of {', '.join(DIMENSIONS)} once, but {self.order!r} was given."
             )
@@ -127,7 +127,7 @@ def groups(dimension, sizes):
     [[0, 2], [1, 3]]
     """
     _check_sizes(sizes)
-    along = (dimension,) if isinstance(dimension, str) else tuple(dimension)
+    along = (dimension,) if isinstance(dimension, str) else several("dimension", dimension)
     for name in along:
         one_of("dimension", name, tuple(sizes))
     found = {}
@@ -139,7 +139,7 @@ def groups(dimension, sizes):
 
 def ranks_per_node(layout, dimension, gpus_per_node):
     """Ranks of one group along `dimension` that share a server, when ranks fill servers one after another."""
-    near = whole_number("gpus_per_node", gpus_per_node) // layout.stride(dimension)
+    near = whole_number("gpus_per_node", gpus_per_node) // layout.stride(one_of("dimension", dimension, DIMENSIONS))
     return max(1, min(near, getattr(layout, dimension)))
 
 
@@ -151,7 +151,7 @@ def group_link(layout, dimension, cluster):
 
 def link_name(layout, dimension, cluster):
     """ "none", "intra" or "inter": what the groups along `dimension` need."""
-    size = getattr(layout, dimension)
+    size = getattr(layout, one_of("dimension", dimension, DIMENSIONS))
     if size == 1:
         return "none"
     return "intra" if ranks_per_node(layout, dimension, cluster.gpus_per_node) == size else "inter"

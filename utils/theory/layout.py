@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from .activations import check_tensor, layer_activation_bytes
-from .arguments import divides, fraction, whole_number
+from .arguments import divides, fraction, several, whole_number
 from .grid import (
     DIMENSIONS,
     Layout,
@@ -156,8 +156,16 @@ def plan(
     """
     whole_number("batch", batch)
     fraction("memory_share", memory_share)
+    choices = {
+        "micro_batch_sizes": micro_batch_sizes, "chunks": chunks, "recomputations": recomputations,
+        "zero_stages": zero_stages, "contexts": contexts, "experts": experts,
+    }  # fmt: skip
+    for name, values in choices.items():
+        several(name, values)
+    for value in (*contexts, *experts):
+        whole_number("contexts and experts", value)
     gpus = cluster.gpus
-    largest_tensor = whole_number("largest_tensor", largest_tensor or cluster.gpus_per_node)
+    largest_tensor = cluster.gpus_per_node if largest_tensor is None else whole_number("largest_tensor", largest_tensor)
     ranked, rejected = [], []
     budget_bytes = memory_share * cluster.chip.memory_bytes
     for tensor, pipeline, context in product(_divisors(gpus), _divisors(gpus), contexts):

@@ -5,7 +5,7 @@ Activations have their own module (`activations`), and so has the ResNet of the 
 
 from dataclasses import dataclass
 
-from .arguments import device_bytes, non_negative, one_of, positive, whole_number
+from .arguments import device_bytes, non_negative, one_of, positive, several, whole_number
 from .units import GiB
 
 
@@ -130,9 +130,7 @@ def peak_training_state(parts, recipe="mixed adam", stage=0, world_size=1, gradi
     >>> [peak_training_state([6, 2], "fp32 sgd", stage, world_size=2).parameters for stage in (2, 3)]
     [32.0, 40.0]
     """
-    parts = [positive("parts", parameters) for parameters in parts]
-    if not parts:
-        raise ValueError("parts must hold the parameters of at least one part, but an empty list was given.")
+    parts = [positive("parts", parameters) for parameters in several("parts", parts)]
     each, copies = recipe_of(recipe), whole_number("gradient_copies", gradient_copies)
     resting = training_state(sum(parts), recipe, stage, world_size)
     return TrainingState(
@@ -260,6 +258,7 @@ def zero2_offload(parameters, gpus_per_node, nodes=1, cpu_optimizer=True, buffer
     """
     gpus = whole_number("gpus_per_node", gpus_per_node) * whole_number("nodes", nodes)
     positive("parameters", parameters)
+    positive("buffer_factor", buffer_factor)
     if cpu_optimizer:
         return Offloaded(2 * parameters, parameters * max(4 * gpus, 16) * buffer_factor)
     return Offloaded(4 * parameters + 16 * parameters / gpus, parameters * 4 * gpus_per_node * buffer_factor)
@@ -315,4 +314,4 @@ def zero3_offload(
 
 def as_gib(n_bytes):
     """`n_bytes` in GiB (2**30 bytes), the unit that DeepSpeed and nvidia-smi print as GB or MiB."""
-    return n_bytes / GiB
+    return non_negative("n_bytes", n_bytes) / GiB

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .arguments import divides, one_of, positive, whole_number
+from .arguments import divides, non_negative, one_of, positive, whole_number
 from .units import SECONDS_PER_DAY
 
 ACTIVATIONS = ("gelu", "relu", "swiglu")
@@ -125,17 +125,17 @@ def layer_matmul_flops(model, batch):
     h = model.hidden
     projections = 2 * h * h + 2 * h * model.kv_hidden
     mlp = model.mlp_matrices * h * model.ffn * model.experts_per_token
-    return 2 * batch * model.sequence * (projections + mlp)
+    return 2 * positive("batch", batch) * model.sequence * (projections + mlp)
 
 
 def layer_attention_flops(model, batch):
     """Forward operations of one layer's attention core, QKᵀ and weights times V: 4bs²h, no causal saving."""
-    return 4 * batch * model.sequence**2 * model.hidden
+    return 4 * positive("batch", batch) * model.sequence**2 * model.hidden
 
 
 def logits_flops(model, batch):
     """Forward operations of the output head: 2bshV."""
-    return 2 * batch * model.sequence * model.hidden * model.vocab
+    return 2 * positive("batch", batch) * model.sequence * model.hidden * model.vocab
 
 
 def model_flops(model, batch):
@@ -165,7 +165,7 @@ def flops_utilization(flops, seconds, gpus, peak_flops_per_second):
     """Share of the peak that `flops` in `seconds` on `gpus` chips is: MFU or HFU, by which flops go in."""
     positive("seconds", seconds)
     positive("peak_flops_per_second", peak_flops_per_second)
-    return flops / (seconds * whole_number("gpus", gpus) * peak_flops_per_second)
+    return non_negative("flops", flops) / (seconds * whole_number("gpus", gpus) * peak_flops_per_second)
 
 
 def training_days(model, tokens, batch, gpus, flops_per_second_per_gpu, recomputation="full"):

@@ -95,6 +95,8 @@ def build(name, pipeline, micro_batches, chunks=None):
     chunks: model chunks per rank, v; only for "interleaved 1f1b" and "looped bfs" (default 2).
     """
     generator = SCHEDULES[one_of("name", name, tuple(SCHEDULES))]
+    if chunks is not None:
+        whole_number("chunks", chunks)
     if name in LOOPED:
         return generator(pipeline, micro_batches, 2 if chunks is None else chunks)
     return generator(pipeline, micro_batches)

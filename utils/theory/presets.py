@@ -2,7 +2,7 @@
 
 from math import log
 
-from .arguments import positive
+from .arguments import positive, whole_number
 from .models import Transformer
 
 # name: layers, hidden, heads
@@ -126,6 +126,7 @@ def gpt_with_layers(layers, sequence=2048):
 
     The papers' models are near: Narayanan et al. 2021 have h/L from 96 (1.7B) to 200 (1T).
     """
+    layers = whole_number("layers", layers)
     return Transformer(layers, _HEAD_WIDTH * layers, layers, sequence=sequence)
 
 

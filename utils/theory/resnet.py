@@ -5,7 +5,7 @@ The shapes follow He et al. 2015 (arXiv 1512.03385), table 1, as torchvision bui
 
 from dataclasses import dataclass
 
-from .arguments import whole_number
+from .arguments import non_negative, whole_number
 
 
 @dataclass(frozen=True)
@@ -98,5 +98,6 @@ def resnet18_summary_bytes(batch, image_size=224, copies=4):
     20.85 GB for 512 images. It counts outputs that nobody keeps, and the copies are no activations:
     compare `resnet18_saved_bytes`.
     """
-    images = 4 * 3 * image_size**2 * whole_number("batch", batch)
+    non_negative("copies", copies)
+    images = 4 * 3 * whole_number("image_size", image_size) ** 2 * whole_number("batch", batch)
     return 2 * resnet18_output_bytes(batch, image_size) + images + 4 * copies * resnet18_parameters()

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from .activations import check_tensor
-from .arguments import one_of, whole_number
+from .arguments import non_negative, one_of, whole_number
 from .collectives import busbw_factor
 from .grid import Layout
 from .throughput import RATES, layer_seconds
@@ -53,6 +53,8 @@ def synchronisations(cut_a, cut_b, y_elements, z_elements):
     """
     one_of("cut_a", cut_a, CUTS)
     one_of("cut_b", cut_b, CUTS)
+    non_negative("y_elements", y_elements)
+    non_negative("z_elements", z_elements)
     between = {
         ("columns", "rows"): None,
         ("columns", "columns"): "all_gather",

@@ -5,6 +5,7 @@ The collectives' own volumes are in `collectives`; here is how many of them, and
 
 from .arguments import divides, one_of, positive, whole_number
 from .memory import STAGES
+from .models import RECOMPUTATIONS
 
 
 def zero_elements_per_step(parameters, stage, world_size=None, micro_batches=1):
@@ -42,7 +43,7 @@ def fsdp_cross_host_bytes(strategy, model_bytes, world_size, gpus_per_host):
 
 def tensor_all_reduces_per_layer(recomputation="none"):
     """All-reduces of bsh elements per layer and micro-batch: 2 forward, 2 backward, 2 recomputing."""
-    return 6 if recomputation == "full" else 4
+    return 6 if one_of("recomputation", recomputation, RECOMPUTATIONS) == "full" else 4
 
 
 def tensor_elements_per_layer(model, micro_batch, tensor, recomputation="none"):
@@ -64,7 +65,8 @@ def vocabulary_loss_elements(model, micro_batch, parallel=True):
 def pipeline_elements_per_boundary(model, micro_batch, tensor=1, scatter_gather=False):
     """Elements over a stage boundary in one direction, per micro-batch and rank: bsh, or bsh/t scattered."""
     elements = whole_number("micro_batch", micro_batch) * model.sequence * model.hidden
-    return elements / whole_number("tensor", tensor) if scatter_gather else elements
+    whole_number("tensor", tensor)
+    return elements / tensor if scatter_gather else elements
 
 
 def ulysses_elements_per_layer(model, micro_batch, ranks):

@@ -6,7 +6,7 @@ The training state alone is `memory.training_state`; what a stage sends is `traf
 from dataclasses import dataclass
 
 from .activations import layer_activation_bytes
-from .arguments import device_bytes, one_of
+from .arguments import device_bytes, non_negative, one_of
 from .memory import recipe_of, training_state
 from .presets import gpt_with_layers
 from .traffic import zero_elements_per_step
@@ -88,6 +88,8 @@ def zero_peak_bytes(parameters, largest_block, largest_parameter, recipe="mixed 
     """
     each = recipe_of(recipe)
     state = training_state(parameters, each, stage, world_size)
+    non_negative("largest_block", largest_block)
+    non_negative("largest_parameter", largest_parameter)
     backward = each.gradients * (largest_block + largest_parameter) if stage >= 2 else 0
     backward += each.parameters * largest_block if stage >= 3 else 0
     updated = parameters / (world_size if stage >= 1 else 1)
