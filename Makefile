@@ -32,9 +32,10 @@ PIP_ARGS += --quiet
 endif
 
 # Notebooks are run without the settings of the person who runs them, and matplotlib's fonts are listed beforehand.
-CLEAN_SETTINGS = MPLCONFIGDIR="$(CURDIR)/build/matplotlib" IPYTHONDIR="$(CURDIR)/build/ipython"
+# Limits of time are there to end what hangs, so they are long: a machine may be busy.
+CLEAN_SETTINGS = MPLCONFIGDIR="$(CURDIR)/build/matplotlib" IPYTHONDIR="$(CURDIR)/build/ipython" COURSE_TIMEOUT=300
 AS_ROOT = $(shell test "$$(id -u)" = 0 && echo --allow-root)
-RUN_NOTEBOOKS = $(CLEAN_SETTINGS) $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout 120
+RUN_NOTEBOOKS = $(CLEAN_SETTINGS) $(PY) -m pytest --nbval --nbval-current-env --nbval-cell-timeout 600
 
 # How long `make endurance` works: LAUNCHES and WIDGET_RUNS in one kernel, FAULT_SECONDS, PASSES through the notebooks.
 LAUNCHES = 1000

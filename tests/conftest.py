@@ -1,4 +1,4 @@
-"""What all tests share: a folder for temporary files per worker, and no time limits for random examples."""
+"""What all tests share: a folder for temporary files per worker, and no time limits that a busy machine would overrun."""
 import os
 import shutil
 import tempfile
@@ -7,6 +7,7 @@ from hypothesis import settings
 
 settings.register_profile("course", deadline=None)
 settings.load_profile("course")
+os.environ.setdefault("COURSE_TIMEOUT", "300")  # a run that hangs is ended; one on a busy machine is not
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 
 

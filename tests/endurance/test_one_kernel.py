@@ -12,9 +12,9 @@ from jupyter_client.manager import start_new_kernel
 from left_behind import added
 
 HERE = Path(__file__).parent
-LAUNCHES = int(os.environ.get("COURSE_LAUNCHES", 40))
-WIDGET_RUNS = int(os.environ.get("COURSE_WIDGET_RUNS", 12))
-WARM_UP = 20            # launches, and widget runs, until every cache is filled
+LAUNCHES = int(os.environ.get("COURSE_LAUNCHES", 30))
+WIDGET_RUNS = int(os.environ.get("COURSE_WIDGET_RUNS", 6))
+WARM_UP = 24            # launches, and widget runs, until every cache is filled
 CELLS = 10              # the work is done in so many cells
 
 # Memory that may come on top. A process's memory jumps by some pages now and then, which does not grow with the number of

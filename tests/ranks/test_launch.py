@@ -103,6 +103,15 @@ def test_ranks_get_the_notebooks_settings(monkeypatch, tmp_path):
     assert first["threads"] == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
+def test_the_usual_limit_can_be_set_for_a_slow_machine(monkeypatch):
+    monkeypatch.setenv("COURSE_TIMEOUT", "1.5")
+    with pytest.raises(RuntimeError, match=r"^The run did not end within 1\.5 s"):
+        launch(workers.sleeps, 600, world_size=1, echo=False)
+    monkeypatch.setenv("COURSE_TIMEOUT", "long")
+    with pytest.raises(ValueError, match="COURSE_TIMEOUT is a number of seconds, not 'long'"):
+        launch(workers.sleeps, 600, world_size=1)
+
+
 def test_every_run_has_fresh_processes():
     pids = [result["pid"] for _ in range(2) for result in launch(workers.environment, world_size=2).results]
     assert len(set(pids)) == 4

@@ -40,14 +40,15 @@ _one_at_a_time = threading.Lock()
 _banners_shown: set[str] = set()
 
 
-def launch(fn, *args, world_size: int | None = None, timeout: float = 60, backend: str | None = None, live: bool = False,
+def launch(fn, *args, world_size: int | None = None, timeout: float | None = None, backend: str | None = None, live: bool = False,
            echo: bool = True, record: bool = True, cluster=None, start_method: str | None = None) -> Run:
     """Run `fn(*args)` on `world_size` ranks, each a process with the default process group ready.
 
     fn            an ordinary function, also one defined in a cell; it uses plain `torch.distributed`
     args          sent to every rank by value: numbers, arrays, tensors, functions, …
     world_size    number of ranks, 4 if not given; under torchrun, the ranks that torchrun started
-    timeout       seconds after which the run is stopped with a table of what each rank was doing
+    timeout       seconds after which the run is stopped with a table of what each rank was doing; 60 if not given, or what
+                  the environment variable COURSE_TIMEOUT says, for machines that are slow or busy
     backend       "gloo", "nccl" or None: NCCL when there is a GPU for each rank, otherwise gloo on the CPU
     live          show what ranks print at once, and not in rank order at the end
     echo          show what ranks print; it is in `run.outputs` anyway
@@ -67,6 +68,7 @@ def launch(fn, *args, world_size: int | None = None, timeout: float = 60, backen
         _check_cluster(cluster, int(os.environ["WORLD_SIZE"]), record)
         return torchrun.launch_in_place(fn, args, world_size, record, cluster)
     world_size = 4 if world_size is None else world_size
+    timeout = _usual_timeout() if timeout is None else timeout
     _check_arguments(fn, timeout)
     _check_cluster(cluster, world_size, record)
     choice = choose_backend(0 if backend == "gloo" else count_gpus(), world_size, wish=backend)
@@ -77,6 +79,14 @@ def launch(fn, *args, world_size: int | None = None, timeout: float = 60, backen
             return _once_more_if_lost(lambda: _run(call, world_size, timeout, choice, live, echo, record, cluster, start_method))
         except OSError as error:
             raise RankError(f"The ranks could not be started: {refusal(error)}.", "refused") from None
+
+
+def _usual_timeout() -> float:
+    told = os.environ.get("COURSE_TIMEOUT", "60")
+    try:
+        return float(told)
+    except ValueError:
+        raise ValueError(f"The environment variable COURSE_TIMEOUT is a number of seconds, not {told!r}.") from None
 
 
 def _check_arguments(fn, timeout):

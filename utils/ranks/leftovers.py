@@ -20,10 +20,10 @@ def adopt_orphans() -> None:
 def end_groups(leaders, trackers_too: bool) -> None:
     """End every member of the process groups with these leaders."""
     leaders = {leader for leader in leaders if _has_members(leader)}
-    for name in os.listdir("/proc") if leaders else ():
-        with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
-            if os.getpgid(int(name)) in leaders:
-                _end(int(name), trackers_too)
+    for process_id in _all_processes() if leaders else ():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(process_id) in leaders:
+                _end(process_id, trackers_too)
 
 
 def end_orphans(trackers_too: bool) -> None:
@@ -32,6 +32,10 @@ def end_orphans(trackers_too: bool) -> None:
         for child in file.read().split():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 _end(int(child), trackers_too)
+
+
+def _all_processes():
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _has_members(leader):
