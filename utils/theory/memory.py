@@ -287,6 +287,7 @@ def zero3_offload(
     whole_number("gpus_per_node", gpus_per_node)
     whole_number("nodes", nodes)
     positive("parameters", parameters)
+    positive("buffer_factor", buffer_factor)
     if positive("largest_layer_parameters", largest_layer_parameters) > parameters:
         raise ValueError(
             f"largest_layer_parameters must be at most parameters, but {largest_layer_parameters!r} and "
