@@ -33,5 +33,7 @@ def window(browser):
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     console = Console(page)
     yield page
+    complaints = console.complaints()
+    page.evaluate("window.jupyterapp?.serviceManager.sessions.shutdownAll()")  # no kernel is left to the next test
     page.close()
-    assert console.complaints() == []
+    assert complaints == []

@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,10 +98,12 @@ def start_browser():
         if path is None:
             yield None
             return
-        # Chromium has no sandbox for root, and a container's /dev/shm is small
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        yield browser
-        browser.close()
+        with tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as home:
+            browser = playwright.chromium.launch(
+                executable_path=path, env={**os.environ, "HOME": home},
+                args=["--no-sandbox", "--disable-dev-shm-usage"])  # root has none; a container's /dev/shm is small
+            yield browser
+            browser.close()
 
 
 # ---- what a student sees and touches ------------------------------------------------------------------------------

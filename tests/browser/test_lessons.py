@@ -27,7 +27,7 @@ def test_a_lesson_runs_and_its_widgets_answer(jupyter, window, name):
         move_every_control(frame)
         if frame.can_run():
             run_on_real_ranks(frame)
-        notebook.save_screenshot(f"{name} widget {number}", frame.box)
+        notebook.save_screenshot(f"{name}-widget-{number}", frame.box)
     assert see_through(notebook.box) == []
     for width in (1280, 800):
         window.set_viewport_size({"width": width, "height": 900})
