@@ -52,7 +52,7 @@ help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 lab: $(READY_LAB)  ## open the course in JupyterLab (installs it first)
-	@$(PY) -m jupyterlab $(AS_ROOT) --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb $(LAB_ARGS)
+	@env -u MPLBACKEND $(PY) -m jupyterlab $(AS_ROOT) --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb $(LAB_ARGS)
 
 test: install-deepspeed test-unit test-labs test-notebooks  ## run every test: code, labs and wrong answers, notebooks
 	@echo "All tests passed."

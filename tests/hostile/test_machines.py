@@ -44,7 +44,7 @@ done
 mount -t tmpfs -o ro none /mnt
 cd /mnt
 """
-WITHOUT_AN_ACCOUNT = {"HOME": "/nonexistent", "USER": None, "LOGNAME": None, "TMPDIR": "/no/such/folder"}
+WITHOUT_AN_ACCOUNT = {"HOME": "/no/such/home", "USER": None, "LOGNAME": None, "TMPDIR": "/no/such/folder"}
 ODD_VARIABLES = {
     "http_proxy": "http://203.0.113.1:1", "https_proxy": "nonsense", "ALL_PROXY": "socks5://nobody:1", "NO_PROXY": "[::1],*:x",
     "MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "1", "RANK": "7", "WORLD_SIZE": "9", "LOCAL_RANK": "7",
@@ -93,7 +93,7 @@ def test_no_account_no_home_and_a_course_that_only_root_may_write(made):
     with machine.student() as student:
         answer = student.does(world_size=4)
         assert (answer["ranks"], answer["widget"]) == ([4.0], "measured")
-        assert doctors_warnings(answer) == {"folders": "the home folder /nonexistent does not exist"}
+        assert doctors_warnings(answer) == {"folders": "the home folder /no/such/home does not exist"}
         refused = student.does(shell='for id in $PPID $(cat /proc/$PPID/task/*/children); do prlimit --pid $id --nproc=1: ; done')
     sentence = "The ranks could not be started: no more processes or threads may be started."
     assert refused["ranks"].startswith(f"RankError: {sentence}") and "ulimit -u" in refused["ranks"]
