@@ -18,9 +18,10 @@ WARM_UP = 24            # launches, and widget runs, until every cache is filled
 CELLS = 10              # the work is done in so many cells
 
 # Memory that may come on top. A process's memory jumps by some pages now and then, which does not grow with the number of
-# runs: the slack. What does grow is a leak: of 1,000 launches it is found at 3 KB for each, and of what Python itself
-# holds, which is counted in blocks (a list, a string, a dict each are one or two), at a few objects for each.
-SLACK_BYTES = 2 * 2**20
+# runs: the slack. What does grow is a leak: of 1,000 launches it is found at 2 KB for each, and of what Python itself
+# holds, which is counted in blocks (a list, a string, a dict each are one or two), at a few objects for each. Measured: after
+# 1,000 launches the kernel had 0.8 MB less and 441 blocks more, after 200 widget runs 33 kB and 915 blocks more.
+SLACK_BYTES = 2**20
 BYTES_PER_RUN = 1024
 SLACK_BLOCKS = 1500
 BLOCKS_PER_RUN = 3
