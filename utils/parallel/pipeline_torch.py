@@ -140,7 +140,13 @@ def _stages(chunks, numbers):
 
     stages = len(numbers) * dist.get_world_size()
     device = next(chunks[0].parameters()).device
-    return [PipelineStage(chunk, number, stages, device) for chunk, number in zip(chunks, numbers)]
+    of_rank = [PipelineStage(chunk, number, stages, device) for chunk, number in zip(chunks, numbers)]
+    if dist.get_backend() == "gloo":
+        # Up to torch 2.11 a stage first greets its neighbours. NCCL needs that; gloo does not, and it cannot send to
+        # the own rank, where a V-shaped schedule has two neighbours.
+        for stage in of_rank:
+            stage._get_init_p2p_neighbors_ops = list
+    return of_rank
 
 
 def _step(schedule, stages, inputs, targets):
