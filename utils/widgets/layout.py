@@ -23,13 +23,13 @@ __all__ = ["MACHINES", "Choice", "LayoutRun", "cluster_of", "draw_plan", "find_p
            "plan_layouts", "plan_sentence"]
 
 MACHINES = {
-    "A100-80GB, NVLink 3, InfiniBand HDR": ("A100-80GB", 8, "nvlink3", "infiniband hdr"),
-    "H100-80GB, NVLink 4, InfiniBand NDR": ("H100-80GB", 8, "nvlink4", "infiniband ndr"),
-    "A100-80GB, NVLink 3, Ethernet 100": ("A100-80GB", 8, "nvlink3", "ethernet 100"),
-    "V100-32GB, NVLink 2, InfiniBand EDR": ("V100-32GB", 8, "nvlink2", "infiniband edr"),
-    "T4, PCIe 3, Ethernet 10": ("T4", 2, "pcie3 x16", "ethernet 10"),
+    "A100, InfiniBand HDR": ("A100-80GB", 8, "nvlink3", "infiniband hdr"),
+    "H100, InfiniBand NDR": ("H100-80GB", 8, "nvlink4", "infiniband ndr"),
+    "A100, Ethernet 100": ("A100-80GB", 8, "nvlink3", "ethernet 100"),
+    "V100, InfiniBand EDR": ("V100-32GB", 8, "nvlink2", "infiniband edr"),
+    "T4, Ethernet 10": ("T4", 2, "pcie3 x16", "ethernet 10"),
 }
-"""Servers by name: the chip, how many in one server, the link inside it, the link between servers."""
+"""Servers by chip and the link between them: the chip, how many in one server, the link inside it, the link between servers."""
 
 METHODS = {
     "all": {"recomputations": ("none", "selective", "full"), "zero_stages": (0, 1, 2, 3)},
@@ -71,7 +71,7 @@ def paper_choices() -> dict[str, Choice]:
 PAPER_CHOICES = paper_choices()
 
 
-def plan_layouts(model: str = "narayanan-145.6b", machine: str = "A100-80GB, NVLink 3, InfiniBand HDR", gpus: int = 1536,
+def plan_layouts(model: str = "narayanan-145.6b", machine: str = "A100, InfiniBand HDR", gpus: int = 1536,
                  batch: int = 2304, sequence: int = 2048, attention: str = "plain", methods: str = "as in 2021") -> Frame:
     """A widget that ranks all layouts of a model on a cluster.
 
@@ -151,7 +151,7 @@ def paper_choice(model: str, machine: str, gpus: int, batch: int, sequence: int,
     return fitting[0] if fitting else None
 
 
-def plan_sentence(model="narayanan-145.6b", machine="A100-80GB, NVLink 3, InfiniBand HDR", gpus=1536, batch=2304,
+def plan_sentence(model="narayanan-145.6b", machine="A100, InfiniBand HDR", gpus=1536, batch=2304,
                   sequence=2048, attention="plain", methods="as in 2021", runs=()) -> str:
     """The best layout, how many fit, why the others fall out, and where the paper's own choice stands."""
     state = dict(model=model, machine=machine, gpus=gpus, batch=batch, sequence=sequence,
@@ -207,7 +207,7 @@ def _sizes_text(layout):
     return f"t{layout.tensor} p{layout.pipeline} d{layout.data}"
 
 
-def draw_plan(model="narayanan-145.6b", machine="A100-80GB, NVLink 3, InfiniBand HDR", gpus=1536, batch=2304,
+def draw_plan(model="narayanan-145.6b", machine="A100, InfiniBand HDR", gpus=1536, batch=2304,
               sequence=2048, attention="plain", methods="as in 2021", runs=(), figure=None):
     """Draw the fastest layouts as stacked bars of seconds, the paper's own marked, why the others fall out, and a run.
 
