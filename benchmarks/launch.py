@@ -22,14 +22,17 @@ Python. The ways take turns; a ratio is that of the same round. {SPREAD}
 What is the same and what is not:
 
 - `launch`, spawn, fork and `notebook_launcher` start fresh processes for every run. `ipyparallel` does so only when its
-  cluster starts: a warm run is a call in processes that keep what the run before left there, such as variables, memory,
-  random states, and a group that a failure left open. A rank that hangs or dies is lost until the cluster is restarted.
+  cluster starts. A warm run there is a call in processes that live on: it saves forking and ending them (the next table
+  says how long that takes), and finds what the run before left, such as variables, memory, random states, or a group that
+  a failure left open. A rank that hangs or dies is missing until the cluster is started again.
 - A fork copies the caller as it is. In a notebook that is a process with threads, and a lock that another thread holds
-  at that moment stays locked in the copy for ever. `notebook_launcher` forks too, and refuses when CUDA or an
-  `Accelerator` was used before.
-- spawn and fork take no function from a cell (spawn cannot find it) or give back no result (both); `notebook_launcher`
-  gives back none either. Here their ranks put it into a queue.
-- Only `launch` records the calls, ends a run in which ranks wait for one another for ever, and says who waits where."""
+  at that moment stays locked in the copy for ever. `notebook_launcher` forks too; it refuses when CUDA or an
+  `Accelerator` was used before. It asks ten times a second whether the ranks have ended.
+- spawn takes no function from a cell: the fresh Python cannot find it. Neither spawn nor fork nor `notebook_launcher`
+  gives back what a rank returns; here the ranks put it into a queue.
+- Only `launch` records the calls, ends a run in which ranks wait for one another for ever, and says who waits where.
+- A cold `launch` loads torch twice, side by side: in the caller, and in the process that forks the ranks. That one also
+  loads what optimizers, FSDP, DTensor and pipelines need, so that no rank has to."""
 
 
 def tables(quick: bool = False, world_sizes: Sequence[int] = (2, 4, 8), ways: Sequence[str] = tuple(WAYS)) -> Iterator[Table]:
