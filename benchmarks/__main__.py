@@ -20,29 +20,31 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
-    """Run the benchmarks; the file is written when all of them have come to their end."""
+    """Run the benchmarks and write the file; returns 1 if one of them failed, which then stands in its place."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="name", help=f"only these: {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="few repetitions: to see that all works, not for figures")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "RESULTS.md")
     chosen = parser.parse_args()
     adopt_orphans()
-    parts, begin = [opening(chosen.quick)], Stopwatch()
+    parts, failed, begin = [opening(chosen.quick)], False, Stopwatch()
     for name in chosen.names or NAMES:
         print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
         watch = Stopwatch()
         finished = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *["--quick"] * chosen.quick], cwd=ROOT,
                                   capture_output=True, text=True, check=False)
-        if finished.returncode:
-            print(f"failed, so nothing was written:\n{finished.stderr}", file=sys.stderr)
-            return 1
         spent = watch.spent()
-        print(f"{spent.wall:.0f} s", file=sys.stderr)
-        parts += [finished.stdout.strip(), closing(spent)]
+        if finished.returncode:
+            failed = True
+            print(f"failed:\n{finished.stderr}", file=sys.stderr)
+            parts.append(f"### {name}\n\n**Not measured: it failed.**")
+        else:
+            print(f"{spent.wall:.0f} s", file=sys.stderr)
+            parts += [finished.stdout.strip(), closing(spent)]
     parts.append(f"All of it took {begin.spent().wall / 60:.0f} minutes.")
     write(chosen.output, "\n\n".join(parts) + "\n")
     print(f"Written to {chosen.output}", file=sys.stderr)
-    return 0
+    return int(failed)
 
 
 def opening(quick: bool) -> str:

@@ -69,11 +69,12 @@ def test_the_written_file_has_every_table_and_neither_hosts_nor_folders(tmp_path
     assert not any(name in text for name in (socket.gethostname(), str(ROOT), os.path.expanduser("~/")))
 
 
-def test_a_benchmark_that_fails_leaves_the_results_as_they_were(tmp_path):
+def test_a_benchmark_that_fails_says_so_in_its_place(tmp_path):
     output = tmp_path / "results.md"
-    output.write_text("earlier")
-    done = subprocess.run([sys.executable, "-m", "benchmarks", "--output", output, "nothing"], cwd=ROOT, capture_output=True)
-    assert done.returncode == 1 and output.read_text() == "earlier"
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "--output", output, "nothing"], cwd=ROOT, capture_output=True,
+                          text=True)
+    assert done.returncode == 1 and "No module named benchmarks.nothing" in done.stderr
+    assert "### nothing\n\n**Not measured: it failed.**" in output.read_text()
 
 
 def test_every_way_to_have_ranks_does_the_same_work():
