@@ -1,8 +1,6 @@
 """`launch`: run a function on N real ranks and come back with results, a record of all communication, or a verdict."""
 import contextlib
 import os
-import re
-import signal
 import sys
 import tempfile
 import threading
@@ -10,31 +8,17 @@ import time
 
 from utils.ranks import pickles
 from utils.ranks.backend import Choice, choose_backend, count_gpus
-from utils.ranks.compare import deadlock, differences
+from utils.ranks.compare import differences
 from utils.ranks.files import Files
 from utils.ranks.interrupts import interrupts_held
+from utils.ranks.output import LONGEST_OUTPUT, show, without_last_words
 from utils.ranks.processes import start_processes
 from utils.ranks.rank import inside_a_run
-from utils.ranks.record import Record
 from utils.ranks.refusals import refusal
 from utils.ranks.run import Run
-from utils.ranks.scratch import IN_MEMORY, read_from, scratch_file, write_all
-from utils.ranks.verdicts import Ending, RankError, judge
-
-_QUIET_SECONDS = 1.0          # so long must nothing happen before we ask whether anything still can
-_LONG_QUIET_SECONDS = 5.0     # and so long before an open call counts as waited for, since compiled code does not tell
-_STARTING_SECONDS = 60.0      # so long may the ranks take, on a busy machine, before the function starts
-_FELLOW_SECONDS = 0.5         # so long we wait, after a failure, for the failures that came with it
-_STACK_SECONDS = 5.0          # so long we wait for the ranks to write down where they stand
-_LONGEST_OUTPUT = 20_000_000  # bytes that one rank may print
-_LONGEST_STACK = 1_000_000    # bytes of a rank's stack dumps that are looked at
-_SHOWN_LINES = 200            # of one rank in a cell's output; the rest is in run.outputs
-_SHOWN_CHARACTERS = 20_000
-
-# what the C++ library prints when it aborts; the verdict says it better
-_LAST_WORDS = re.compile(r"terminate called after throwing an instance of 'gloo::\S+\n\s*what\(\):.*\n*")
-# what it prints when a group meets, up to torch 2.11; nobody asked for it
-_GREETING = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. .*\n")
+from utils.ranks.scratch import IN_MEMORY, scratch_file, write_all
+from utils.ranks.verdicts import RankError, judge
+from utils.ranks.watch import Watch
 
 _one_at_a_time = threading.Lock()
 _banners_shown: set[str] = set()
@@ -150,7 +134,7 @@ def _run(call, world_size, timeout, choice: Choice, live, echo, record, cluster,
         store = None if IN_MEMORY else os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), "store")
         write_all(shared[0], pickles.dumps(_job(call, world_size, timeout, choice, record, cluster, store), "The job"))
         stack.callback(processes.close)
-        watch = _Watch(processes, files, timeout, live and echo, record)
+        watch = Watch(processes, files, timeout, live and echo, record)
         for rank in range(world_size):
             processes.start(rank, files[rank])
         with held.released():
@@ -169,115 +153,6 @@ def _job(call, world_size, timeout, choice, record, cluster, store):
             "path": [os.path.abspath(entry or ".") for entry in sys.path], "argv": list(sys.argv)}
 
 
-class _Watch:
-    """Follows a run from outside: who ended, who still moves, what was printed."""
-
-    def __init__(self, processes, files: list[Files], timeout, live, record):
-        self.processes, self.files, self.live, self.record = processes, files, live, record
-        self.timeout = timeout
-        self._begin = time.monotonic()
-        self.exit_codes: dict[int, int] = {}
-        self.records = [Record(rank) for rank in range(len(files))]
-        self._shown = [0] * len(files)
-        self._moved = time.monotonic()
-
-    def until_over(self) -> str:
-        """Return "done", or why the run was stopped: "failed", "deadlock", "timeout", "output" or "server"."""
-        while True:
-            ended = self.processes.wait(0.1)
-            self.exit_codes.update(ended)
-            self._stream()
-            if self.processes.lost:
-                return "server"
-            if any(self.ending(rank).failed for rank in ended):
-                self._let_fellows_fail()
-                return "failed"
-            if len(self.exit_codes) == len(self.files):
-                return "done"
-            if any(os.fstat(of_rank.output).st_size > _LONGEST_OUTPUT for of_rank in self.files):
-                return "output"
-            if time.monotonic() > self._deadline() and not (self.read_records() and time.monotonic() < self._deadline()):
-                self._ask_for_stacks()
-                return "timeout"
-            if self._stuck() and self.record:
-                return "deadlock"
-
-    def _deadline(self):
-        """The limit is for the function: the clock starts when it has started everywhere. To end takes as long at most."""
-        begun, returned = ([getattr(record, event) for record in self.records] for event in ("begun", "returned"))
-        if None in begun:
-            return self._begin + _STARTING_SECONDS + self.timeout
-        return max(begun if None in returned else returned) + self.timeout
-
-    def ending(self, rank) -> Ending:
-        files = self.files[rank]
-        packed = read_from(files.outcome)
-        try:
-            outcome = pickles.loads(packed) if packed else None
-        except Exception:
-            outcome = None  # cut short while it was written
-        stack = read_from(files.stack, end=_LONGEST_STACK).decode(errors="replace")
-        place = list(self.exit_codes).index(rank) if rank in self.exit_codes else len(self.exit_codes)
-        return Ending(rank, self.exit_codes.get(rank), outcome, stack, place, self.processes.stopped.get(rank, 0))
-
-    def output(self, rank) -> str:
-        return _text(read_from(self.files[rank].output, end=_LONGEST_OUTPUT))
-
-    def read_records(self) -> bool:
-        return any([record.read(files.record) for record, files in zip(self.records, self.files, strict=True)])
-
-    def _stuck(self):
-        if self.read_records():
-            self._moved = time.monotonic()
-        quiet = time.monotonic() - self._moved
-        if quiet < _QUIET_SECONDS:
-            return False
-        if deadlock(self.records, waits_unseen=quiet > _LONG_QUIET_SECONDS):
-            return True
-        halted = all(record.returned or record.waiting_in() or (record.open_calls() and quiet > _LONG_QUIET_SECONDS)
-                     for record in self.records)
-        return halted and any(difference.certain for difference in differences(self.records, finished=False))
-
-    def _let_fellows_fail(self):
-        """Others may be about to fail in the same way; on a busy machine some may not even have started."""
-        until, latest = time.monotonic() + _FELLOW_SECONDS, time.monotonic() + _LONG_QUIET_SECONDS
-        while time.monotonic() < until and len(self.exit_codes) < len(self.files):
-            self.exit_codes.update(self.processes.wait(0.05))
-            self.read_records()
-            starting = [record.rank for record in self.records if record.begun is None and record.rank not in self.exit_codes]
-            if starting and time.monotonic() < latest:
-                until = time.monotonic() + _FELLOW_SECONDS
-
-    def _ask_for_stacks(self):
-        self.processes.signal(signal.SIGUSR1)
-        until = time.monotonic() + _STACK_SECONDS
-        while time.monotonic() < until and not all(os.fstat(files.stack).st_size for rank, files in enumerate(self.files)
-                                                   if rank not in self.exit_codes and not self.processes.stopped.get(rank)):
-            self.exit_codes.update({rank: code for rank, code in self.processes.wait(0.05).items() if code != -signal.SIGUSR1})
-
-    def _stream(self):
-        if not self.live:
-            return
-        for rank, files in enumerate(self.files):
-            new = read_from(files.output, self._shown[rank], _LONGEST_OUTPUT)
-            complete = len(new) if rank in self.exit_codes else new.rfind(b"\n") + 1
-            if complete:
-                self._shown[rank] += complete
-                _print_output(rank, _text(new[:complete]))
-
-
-def _text(printed):
-    return _GREETING.sub(b"", printed).decode(errors="replace")
-
-
-def _print_output(rank, text):
-    lines = text[:_SHOWN_CHARACTERS].splitlines()
-    for line in lines[:_SHOWN_LINES]:
-        print(f"[rank {rank}] {line}")
-    if len(text) > _SHOWN_CHARACTERS or len(lines) > _SHOWN_LINES:
-        print(f"[rank {rank}] … and more: run.outputs[{rank}] holds all {len(text):,} characters")
-
-
 def _conclude(watch, reason, begin, timeout, choice, echo):
     if reason != "timeout":  # asking for the stacks may have woken a rank up
         watch.read_records()
@@ -285,11 +160,11 @@ def _conclude(watch, reason, begin, timeout, choice, echo):
     outputs = [watch.output(rank) for rank in range(len(watch.files))]
     if echo:
         for rank, text in enumerate(outputs):
-            _print_output(rank, _LAST_WORDS.sub("", text))
+            show(rank, without_last_words(text))
     run = Run([None] * len(endings), outputs, time.monotonic() - begin, choice.backend, choice.devices, watch.records)
     if reason == "output":
         talker = max(range(len(outputs)), key=lambda rank: len(outputs[rank]))
-        raise RankError(f"Rank {talker} printed more than {_LONGEST_OUTPUT // 1_000_000} MB, so the run was stopped. "
+        raise RankError(f"Rank {talker} printed more than {LONGEST_OUTPUT // 1_000_000} MB, so the run was stopped. "
                         "Print less: a summary per step, or from rank 0 only.", "output", talker, run)
     if watch.processes.lost and reason != "done":
         raise RankError(f"{watch.processes.lost} The next launch starts it anew.", "server", run=run)
