@@ -123,7 +123,6 @@ def _gradients(name):
         expected = case.one_process()[3]
         alone = [case.one_process(part)[3] for part in range(case.data)]
         for rank, result in enumerate(outputs["results"]):
-            _check_share(rank, result["inputs"], case)
             if result["gradients"]["shift"] is not None:
                 raise wrong(f"Rank {rank}'s frozen shift has a gradient.", case.given, look_at="requires_grad is False")
             right, own = (case.of_rank(rank, None, layers) for layers in (expected, alone[case.place(rank)["data"]]))
@@ -232,6 +231,7 @@ def _calls(name):
                     raise wrong(f"Rank {rank} called {each['op']}; all_reduce and broadcast are enough.", case.given)
             of_rank = {group: right[rank] for group, right in members.items()}
             _count(rank, made, of_rank, case)
+            _check_share(rank, outputs["results"][rank]["inputs"], case)
 
     return check
 

@@ -159,7 +159,7 @@ def _bubbles(call, seed):
     cases = [simulate(build(*size), _costs(seconds, 0.3 * (number % 2))) for number, size in enumerate(sizes)]
     questions = [[[[[action.start, action.end] for action in row] for row in case.timeline]] for case in cases]
     came = answers(call, 1, [*questions, [_UNEVEN]], "bubble")
-    _judge_uneven(came.pop())
+    of_uneven = came.pop()
     for value, case, (name, ranks, micro_batches) in zip(came, cases, sizes, strict=True):
         given = f"the times of {name}, {ranks} ranks, {micro_batches} micro-batches"
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -170,6 +170,7 @@ def _bubbles(call, seed):
         if math.isclose(value, case.bubble_over_ideal):
             look_at = "this is idle time against the work alone; asked for is its share of the total time"
         raise wrong("bubble returns a wrong number.", given, value, case.bubble_rate, look_at)
+    _judge_uneven(of_uneven)
 
 
 _UNEVEN = [[[1.0, 2.0], [3.0, 4.5]], [[2.0, 8.0]], [[0.5, 1.5], [1.5, 3.0], [6.0, 6.5]]]
