@@ -52,7 +52,9 @@ help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 lab: $(READY_LAB)  ## open the course in JupyterLab (installs it first)
-	@env -u MPLBACKEND $(PY) -m jupyterlab $(AS_ROOT) --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb $(LAB_ARGS)
+	@if ! test -w "$$HOME"; then mkdir -p build/home && export HOME="$(CURDIR)/build/home" && \
+		echo "Your home folder cannot be written, so JupyterLab keeps its settings in build/home."; fi; \
+	env -u MPLBACKEND $(PY) -m jupyterlab $(AS_ROOT) --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb $(LAB_ARGS)
 
 test: install-deepspeed test-unit test-labs test-notebooks  ## run every test: code, labs and wrong answers, notebooks
 	@echo "All tests passed."

@@ -142,7 +142,7 @@ def _folders(facts):
                        "export TMPDIR=FOLDER.")
     if facts.home_error:
         return Finding(WARNING, "folders", facts.home_error, "The ranks do not need it, but JupyterLab keeps its settings there. "
-                       "Name a folder that is yours before you start it: export HOME=FOLDER.")
+                       "'make lab' names another; if you start it yourself, name one before: export HOME=FOLDER.")
     if facts.temporary_bytes is not None and facts.temporary_bytes < 0.1 * GB:
         return Finding(WARNING, "folders", f"{facts.temporary_bytes / GB:.2f} GB are free for temporary files",
                        "Free some space on the disk, or name another folder before you start Jupyter: export TMPDIR=FOLDER.")

@@ -12,7 +12,8 @@ machine changes under a student who works already, in test_changes.py.
 | MPLBACKEND set | works; pyplot's figures do not show: the doctor warns, `make lab` takes it away |
 | TMPDIR missing | works: Python falls back on /tmp |
 | no folder for temporary files, disk full | works; `course check` says a sentence, the doctor warns |
-| HOME missing, read-only, unset; no account of that number; repository read-only | works; the doctor warns |
+| HOME missing, read-only, unset; no account of that number | works; the doctor warns, `make lab` names another home |
+| repository that only root may write | works |
 | one core | works; the doctor says that times say little |
 | 32 ranks, 256 open files | works |
 | too few open files for the ranks | a sentence: fewer ranks, or `ulimit -n`; the doctor warns below 256 |
@@ -102,6 +103,15 @@ def test_no_account_no_home_and_a_course_that_only_root_may_write(made):
     assert refused["ranks"].startswith(f"RankError: {sentence}") and "ulimit -u" in refused["ranks"]
     assert sentence in refused["widget"]
     assert "1 processes" in doctors_warnings(refused)["limits"]
+
+
+def test_make_lab_gives_jupyter_a_home_and_lets_it_show_figures(tmp_path):
+    environment = os.environ | {"HOME": str(tmp_path / "none"), "MPLBACKEND": "TkAgg"}
+    command = ["make", "-o", ".venv/.ready-lab", "lab", "PY=env #"]  # in JupyterLab's place: print the variables
+    done = subprocess.run(command, cwd=COURSE, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("Your home folder cannot be written, so JupyterLab keeps its settings in build/home.\n"), done
+    assert f"HOME={COURSE / 'build' / 'home'}" in done.stdout.splitlines()
+    assert "MPLBACKEND=" not in done.stdout
 
 
 def test_no_account_and_course_check(made):
