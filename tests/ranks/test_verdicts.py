@@ -227,10 +227,10 @@ def test_time_out_says_what_each_rank_was_doing():
     loop, barrier = (place(workers.one_never_ends, text) for text in ("pass", "barrier"))
     error = verdict(workers.one_never_ends, timeout=2, world_size=2)
     head, first, second = str(error).splitlines()
-    assert head.startswith("The run did not end within 2 s and was stopped; ranks 0 and 1 were not done.")
+    assert head.startswith("The run did not end within 2 s and was stopped; rank 1 was not done, and rank 0 waited.")
     assert first == f"  rank 0 waits in barrier ({': '.join(barrier)})"
     assert second.startswith("  rank 1 still works (rank_workers.py line ")
-    assert error.kind == "timeout" and loop
+    assert (error.kind, error.rank) == ("timeout", 1) and loop
 
 
 def test_endless_output_is_stopped(capsys):

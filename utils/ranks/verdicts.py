@@ -182,12 +182,17 @@ def _too_late(endings, records, limit_seconds):
     slow = slow or [ending.rank for ending in endings if ending.exit_code is None]
     lines = [_progress(ending, record, len(records), ending.rank in slow)
              for ending, record in zip(endings, records, strict=True)]
+    waiting = [rank for rank in slow if records[rank].waiting_in()]
+    at_work = [rank for rank in slow if rank not in waiting]
     stopped = [ending.rank for ending in endings if ending.stopped_by]
-    head = (f"The run did not end within {limit_seconds:g} s and was stopped; {ranks_text(slow)} "
-            f"{verb(slow, 'was', 'were')} not done. ")
-    head += ("A rank that is stopped does nothing until it gets SIGCONT." if stopped
-             else "If it needs longer, give launch a larger timeout.")
-    return RankError("\n".join([head, *(f"  {line}" for line in lines)]), "timeout", stopped[0] if stopped else None)
+    who = f"{ranks_text(slow)} {verb(slow, 'was', 'were')} not done"
+    if waiting and at_work:  # the others only wait for these
+        who = f"{ranks_text(at_work)} {verb(at_work, 'was', 'were')} not done, and {ranks_text(waiting)} waited"
+    advice = ("A rank that is stopped does nothing until it gets SIGCONT." if stopped
+              else "If it needs longer, give launch a larger timeout.")
+    head = f"The run did not end within {limit_seconds:g} s and was stopped; {who}. {advice}"
+    culprits = stopped or at_work
+    return RankError("\n".join([head, *(f"  {line}" for line in lines)]), "timeout", culprits[0] if len(culprits) == 1 else None)
 
 
 def _progress(ending, record, world_size, slow):
