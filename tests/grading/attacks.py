@@ -507,6 +507,14 @@ RESOURCES += [
     Attack(40, "nan_for_a_number", only_when_verified("return float('nan')"), boxed=BELIEVED),
 ]
 
+ERROR_WITHOUT_TEXT = """class Nameless(Exception):
+    def __str__(self):
+        raise SystemExit(0)
+    __repr__ = __str__
+def add(left, right):
+    raise Nameless
+"""
+
 WRITTEN = [
     Attack(
         44,
@@ -528,6 +536,11 @@ WRITTEN = [
             ("return_at_the_top", WRONG + "return\n", STOPPED),
             ("script_magic", f"%%script true\n{WRONG}", NO_POINTS),
             ("python_magic", f"%%python3\n{LINE}\n", NO_POINTS),
+            ("halves_of_characters", "print('\\ud800')\ndef add(left, right):\n    raise ValueError('\\udfff')\n", STOPPED),
+            ("long_sum", f"x = 0x{'f' * 9_000}{' + 1' * 900}\n{WRONG}", STOPPED),
+            ("half_a_character_when_verified", only_when_verified("return '\\ud800'"), BELIEVED),
+            ("circle_when_verified", only_when_verified("x = []; x.append(x)\nreturn x"), BELIEVED),
+            ("error_that_cannot_be_shown", ERROR_WITHOUT_TEXT, STOPPED),
         )
     ),
 ]
