@@ -80,7 +80,9 @@ def _let_gloo_use(address: str) -> None:
     gloo = dist.ProcessGroupGloo
     plain = gloo.__init__
 
-    def at_the_address(group, store, rank, size, timeout=distributed_c10d.default_pg_timeout):
+    def at_the_address(group, store, rank, size, timeout=distributed_c10d.default_pg_timeout, enable_reconfigure=False):
+        if enable_reconfigure:  # torch 2.14 has it, and always says that it is off; options of ours do not know it
+            return plain(group, store, rank, size, timeout, enable_reconfigure)
         options = timeout
         if isinstance(timeout, datetime.timedelta):
             options = gloo._Options()
