@@ -58,7 +58,8 @@ def test_sys_exit_without_a_code_is_an_exit_too():
 
 def test_every_rank_has_returned_and_one_does_not_end():
     endings = [Ending(0, 0, {"result": b""}), Ending(1, None, None)]
-    lines = str(judge(endings, [Record(rank, begun=1.0, returned=2.0) for rank in range(2)], "timeout", 3)).splitlines()
+    records = [Record(rank, begun=1.0, returned=2.0, packed=2.0) for rank in range(2)]
+    lines = str(judge(endings, records, "timeout", 3)).splitlines()
     assert lines[0].startswith("The run did not end within 3 s and was stopped; rank 1 was not done.")
     assert lines[1:] == ["  rank 0 has returned", "  rank 1 has returned, but its result or an exit function takes its time"]
 

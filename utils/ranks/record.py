@@ -57,6 +57,7 @@ class Record:
     connections: list | None = None   # the kernel's count per connection, see utils.ranks.wire
     begun: float | None = None        # the function started
     returned: float | None = None     # the function returned
+    packed: float | None = None       # its result was ready to be sent
     unheard: str = ""                 # why the rank could not hand over its result or error
     _bytes_read: int = 0
     _tail: bytes = b""
@@ -118,5 +119,7 @@ class Record:
             self.begun = time
         elif kind == "returned":
             self.returned = time
+        elif kind == "packed":
+            self.packed = time
         elif kind == "unheard":
             self.unheard = event["why"]

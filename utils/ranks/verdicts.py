@@ -179,7 +179,8 @@ def _hung_up(silent, victim, records):
 
 def _too_late(endings, records, limit_seconds):
     slow = [ending.rank for ending, record in zip(endings, records, strict=True) if not record.returned]
-    slow = slow or [ending.rank for ending in endings if ending.exit_code is None]
+    slow = (slow or [ending.rank for ending, record in zip(endings, records, strict=True) if not record.packed]
+            or [ending.rank for ending in endings if ending.exit_code is None])
     lines = [_progress(ending, record, len(records), ending.rank in slow)
              for ending, record in zip(endings, records, strict=True)]
     waiting = [rank for rank in slow if records[rank].waiting_in()]

@@ -124,6 +124,7 @@ def _call(rank, job, files, recorder):
     _end_a_copy(itself)
     recorder.event("returned")
     packed = pickles.dumps(result, f"the result of rank {rank} ({type(result).__name__})")
+    recorder.event("packed")
     result = None
     wait_for_all("returned", store, job["world_size"])  # nobody hangs up while another rank still talks
     recorder.event("wire", connections=counted_since(wire_before))
