@@ -228,8 +228,9 @@ def _draw_bars(ax, world_size, n_bytes, algorithm, here):
         ax.annotate(label, (0, row), (-5, 0), textcoords="offset points", ha="right", va="center", fontsize=8, fontweight=weight)
         text = f"{bytes_text(sent)} in {all_reduce_steps(name, world_size):,} steps"
         if run:
-            ax.barh(row - 0.16, max(run.sent_bytes), height=0.26, **style.measured("communication"))
-            text += f"\nmeasured: {_with_ratio(max(run.sent_bytes), sent)} in {run.steps}"
+            most = max(run.sent_bytes)
+            ax.barh(row - 0.16, most, height=0.26, **style.measured("communication"))
+            text += f"\nmeasured: {bytes_text(most)} ({most / sent:.2f}) in {run.steps} steps"
             if run.wire_bytes:
                 ax.barh(row + 0.16, max(run.wire_bytes), height=0.26, hatch="||||", **style.measured("communication"))
         ax.annotate(text, (1, row), (8, 0), xycoords=("axes fraction", "data"), textcoords="offset points",

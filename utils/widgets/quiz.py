@@ -97,7 +97,7 @@ def _check(answer, choices, tolerance):
 
 
 def _choice(choices):
-    return ipywidgets.RadioButtons(options=list(choices), value=None, layout={"width": "auto"})
+    return ipywidgets.RadioButtons(options=list(choices), value=None, layout={"width": "auto", "margin": "0 20px 0 0"})
 
 
 def _number(text):
