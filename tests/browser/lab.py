@@ -186,12 +186,17 @@ class Notebook:
     def run_all(self) -> None:
         """Choose Run > Run All Cells and wait until all have run."""
         self.start_all()
-        self.ask("cells.every(cell => cell.executionCount && cell.executionState == 'idle')", wait=True)
+        have_run = "cells.filter(cell => cell.executionCount && cell.executionState == 'idle').length"
+        finished, all_cells = 0, self.ask("cells.length")
+        while finished < all_cells:  # a cell may take PATIENCE, not the lesson
+            self.ask(f"{have_run} > {finished}", wait=True)
+            finished = self.ask(have_run)
 
     def start_all(self) -> None:
-        """Choose Run > Run All Cells as soon as the kernel is there."""
+        """Choose Run > Run All Cells as soon as the kernel is there, and wait until the first cell runs."""
         self.ask("panel.sessionContext.session?.kernel?.status == 'idle'", wait=True)
         self.choose("Run", "Run All Cells")
+        self.ask("cells.some(cell => cell.executionState == 'running')", wait=True)
 
     def trust(self) -> None:
         """Choose "Trust Notebook" and confirm it."""
@@ -214,8 +219,8 @@ class Notebook:
 
     def tab_to(self, name: str) -> None:
         """Press Tab until the focus is on the control with this label or the button with this text."""
-        focus = """() => { const now = document.activeElement; return now.matches("button") ? now.innerText.trim()
-            : now.closest(".widget-inline-hbox")?.querySelector("label")?.innerText; }"""
+        focus = """() => { const now = document.activeElement; return now.matches("button") ? now.textContent.trim()
+            : now.closest(".widget-inline-hbox")?.querySelector("label")?.textContent; }"""
         for _ in range(200):
             if self.page.evaluate(focus) == name:
                 return
@@ -245,13 +250,13 @@ class Notebook:
 
 @dataclass
 class ShownFrame:
-    """One of the course's widgets on the page: `utils.widgets.frame.Frame`."""
+    """One of the course's widgets on the page: `utils.widgets.frame.Frame`. Texts are read where they are out of sight too."""
 
     box: Locator
 
     def labels(self) -> list[str]:
         """The names of the controls, without the presets."""
-        names = self.box.locator("label.widget-label:visible").all_inner_texts()
+        names = self.box.locator("label.widget-label:visible").all_text_contents()
         return [name for name in names if name != "preset"]
 
     def control(self, label: str) -> Locator:
@@ -261,10 +266,10 @@ class ShownFrame:
         return _options(self.control("preset").locator("select"))
 
     def sentence(self) -> str:
-        return self.box.locator("[role=status]").first.inner_text()
+        return self.box.locator("[role=status]").first.text_content()
 
     def note(self) -> str:
-        return " ".join(self.box.locator("[role=status]").all_inner_texts()[1:])
+        return " ".join(self.box.locator("[role=status]").all_text_contents()[1:])
 
     def picture(self) -> str:
         """The picture's address; another picture has another one."""
@@ -282,7 +287,7 @@ class ShownFrame:
         """Wait, after what is done inside, until there is another picture or another line beside the button."""
         answer = """([box, before]) => {
             const [, ...notes] = box.querySelectorAll("[role=status]");
-            const now = [...box.querySelectorAll(".widget-image"), ...notes].map(each => each.src ?? each.innerText).join();
+            const now = [...box.querySelectorAll(".widget-image"), ...notes].map(each => each.src ?? each.textContent).join();
             return before === null ? now : now != before; }"""
         box = self.box.element_handle()
         before = self.box.page.evaluate(answer, [box, None])
@@ -309,12 +314,12 @@ class ShownFrame:
             handle = control.locator("[role=slider]")
             now, low, high = (float(handle.get_attribute(f"aria-value{name}")) for name in ("now", "min", "max"))
             track = control.locator(".noUi-target").bounding_box()
-            share = 0.7 if now < (low + high) / 2 else 0.3
+            share = 0.85 if now < (low + high) / 2 else 0.15
             control.locator(".noUi-target").click(position={"x": share * track["width"], "y": track["height"] / 2})
 
     def value(self, label: str) -> str:
         """What stands beside a slider."""
-        return self.control(label).locator(".widget-readout").inner_text()
+        return self.control(label).locator(".widget-readout").text_content()
 
     def press(self, label: str, key: str) -> None:
         """Press a key on a slider."""

@@ -5,7 +5,7 @@ READABLE = 4.5
 """Contrast of text with its background, as WCAG 2 asks (level AA)."""
 
 _CUT_OFF = """(box) => {
-    const found = [], name = element => `${element.className} "${element.innerText.slice(0, 40)}"`;
+    const found = [], name = element => `${element.className} "${element.textContent.slice(0, 40)}"`;
     const edge = box.getBoundingClientRect().right + 1;
     const shown = [...box.querySelectorAll("*")].filter(element => element.checkVisibility());
     for (const element of shown) {
@@ -31,6 +31,15 @@ _CUT_OFF = """(box) => {
 def cut_off(box: Locator) -> list[str]:
     """Which labels, buttons and dropdown entries of an output do not fit, and what makes it scroll sideways."""
     return box.evaluate(_CUT_OFF)
+
+
+_SIDEWAYS = """boxes => boxes.filter(box => box.checkVisibility() && box.scrollWidth > box.clientWidth + 1)
+    .map(box => `${box.scrollWidth} px in ${box.clientWidth}: ${box.textContent.slice(0, 60)}`)"""
+
+
+def sideways(boxes: Locator) -> list[str]:
+    """Which outputs are wider than their place and must be scrolled sideways."""
+    return boxes.evaluate_all(_SIDEWAYS)
 
 
 _HARD_TO_READ = """(boxes, least) => {

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from lab import ROOT, Notebook
-from looks import see_through
+from looks import see_through, sideways
 
 from utils.grading.notebook import read
 
@@ -25,6 +25,7 @@ def see_pictures_and_answers(notebook: Notebook, lesson: Path):
     pictures = notebook.box.locator(".jp-OutputArea-output img").evaluate_all("all => all.map(each => each.naturalWidth)")
     assert len(pictures) == sum("image/png" in data for data in stored) and all(pictures)
     assert see_through(notebook.box) == []
+    assert sideways(notebook.box.locator(".jp-OutputArea-output")) == []
     answers = notebook.box.locator(".jp-OutputArea-output details")
     assert answers.count() == sum("<details>" in data.get("text/html", "") for data in stored)
     for answer in answers.all():

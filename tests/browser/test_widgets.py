@@ -34,7 +34,7 @@ def test_a_quiz_is_answered_with_the_keyboard(notebook):
     notebook.page.keyboard.type("1,500")
     notebook.page.keyboard.press("Enter")
     verdict = notebook.quizzes()[0].get_by_role("status")
-    assert verdict.inner_text() == "Right. That is all."
+    assert verdict.text_content() == "Right. That is all."
 
 
 def test_a_dragged_slider_ends_where_it_is_let_go(notebook):
