@@ -20,7 +20,8 @@ from utils.doctor import TORCH_CEILING, TORCH_FLOOR  # noqa: E402
 
 BUILD = ROOT / "build" / "matrix"
 LESSONS = sorted(path for path in (ROOT / "lessons").glob("*.ipynb") if not path.name.startswith("00"))
-CELL_SECONDS = 600
+NBVAL = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "600",
+         "--nbval-sanitize-with", "tests/front_ends/sanitize.cfg"]
 VERSIONS = "import platform, torch; print(f'{platform.python_version():8} {torch.__version__:14}')"
 
 
@@ -55,8 +56,7 @@ def runs(pythons: list[str]):
                                 ("newest", pythons[-1], f"torch>={TORCH_FLOOR},<{TORCH_CEILING}")]:
         own = with_course(name, python, torch)
         for lesson in LESSONS:
-            yield own, lesson.stem, *outcome(own, f"{name}-{lesson.stem}", "--nbval", "--nbval-current-env",
-                                             "--nbval-cell-timeout", str(CELL_SECONDS), lesson)
+            yield own, lesson.stem, *outcome(own, f"{name}-{lesson.stem}", *NBVAL, lesson)
     own = environment("colab", pythons[len(pythons) // 2], "--requirement", "tests/front_ends/colab.txt")
     course = ["distributed-training-course", "nbval"]       # what the README's lines install, if they ran here before
     subprocess.run([own, "-m", "pip", "uninstall", "--quiet", "--yes", *course], check=True)
