@@ -44,7 +44,7 @@ FAULT_SECONDS = 600
 PASSES = 10
 
 .PHONY: help lab test test-fast test-unit test-labs test-notebooks lint bench peers release notebooks site matrix clean
-.PHONY: endurance deepspeed install-deepspeed install-lab install-test
+.PHONY: endurance deepspeed install-deepspeed test-browser install-browser install-lab install-test
 .NOTPARALLEL:
 
 help:
@@ -56,14 +56,14 @@ lab: $(READY_LAB)  ## open the course in JupyterLab (installs it first)
 		echo "Your home folder cannot be written, so JupyterLab keeps its settings in build/home."; fi; \
 	env -u MPLBACKEND $(PY) -m jupyterlab $(AS_ROOT) --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb $(LAB_ARGS)
 
-test: install-deepspeed test-unit test-labs test-notebooks  ## run every test: code, labs and wrong answers, notebooks
+test: install-deepspeed test-unit test-labs test-notebooks test-browser  ## run every test: code, labs, notebooks, in a browser
 	@echo "All tests passed."
 
 test-fast: $(READY_TEST)  ## run the code's tests but for the slow ones
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not soak"
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not soak" --ignore tests/browser
 
 test-unit: $(READY_TEST)  ## run the code's tests
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --ignore tests/browser
 
 test-labs: $(READY_TEST)  ## compare labs with solutions; known wrong answers must be rejected
 	$(PY) -m utils.cli release --check --stored --self-check
@@ -71,6 +71,24 @@ test-labs: $(READY_TEST)  ## compare labs with solutions; known wrong answers mu
 test-notebooks: $(READY_TEST)  ## run the notebooks and compare their outputs with the stored ones
 	@$(CLEAN_SETTINGS) $(PY) -c "import matplotlib.pyplot"
 	$(RUN_NOTEBOOKS) -n $(WORKERS) --dist loadfile lessons solutions
+
+test-browser: install-browser  ## open every lesson in JupyterLab, in a real browser; screenshots come to build/browser
+	@if $(PY) tests/browser/lab.py 2>/dev/null; then \
+		$(CLEAN_SETTINGS) $(PY) -c "import matplotlib.pyplot" && \
+		$(CLEAN_SETTINGS) $(PY) -m pytest -n $(WORKERS) --dist worksteal tests/browser; \
+	else printf '%s\n' "" "*** NOT TESTED: there is no browser here; what was tried stands above. Install Chromium or Chrome" \
+		"*** (Debian: apt install chromium) or run $(PY) -m playwright install chromium," \
+		"*** and then make test-browser. No lesson was opened in JupyterLab; everything else goes on." ""; fi
+
+# Playwright comes from PyPI, the browser from the system's packages.
+install-browser: $(READY_TEST)
+	@$(PY) -c "import playwright" 2>/dev/null || { \
+		echo "Installing Playwright"; \
+		$(PY) -m pip install --quiet $(PIP_ARGS) --editable ".[browser]" "torch==$$($(PY) -c \
+			'from importlib.metadata import version; print(version("torch"))')"; } || true
+	@$(PY) tests/browser/lab.py 2>/dev/null || { \
+		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "Installing Chromium" && apt-get -qq update && \
+		DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends chromium >/dev/null; } || true
 
 lint: $(READY_TEST)  ## look for mistakes and style in the code
 	$(PY) -m ruff check

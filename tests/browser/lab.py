@@ -236,7 +236,7 @@ class Notebook:
 
     def outputs(self) -> Locator:
         """All that cells gave out."""
-        return self.box.locator(".jp-Cell-outputWrapper")
+        return self.box.locator(".jp-OutputArea-output")
 
     def use_theme(self, name: str) -> None:
         """Change to "JupyterLab Dark" or "JupyterLab Light", as Settings > Theme does."""

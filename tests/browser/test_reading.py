@@ -25,7 +25,7 @@ def see_pictures_and_answers(notebook: Notebook, lesson: Path):
     pictures = notebook.box.locator(".jp-OutputArea-output img").evaluate_all("all => all.map(each => each.naturalWidth)")
     assert len(pictures) == sum("image/png" in data for data in stored) and all(pictures)
     assert see_through(notebook.box) == []
-    assert sideways(notebook.box.locator(".jp-OutputArea-output")) == []
+    assert sideways(notebook.outputs()) == []
     answers = notebook.box.locator(".jp-OutputArea-output details")
     assert answers.count() == sum("<details>" in data.get("text/html", "") for data in stored)
     for answer in answers.all():
