@@ -8,6 +8,8 @@ from hypothesis import settings
 settings.register_profile("course", deadline=None)
 settings.load_profile("course")
 os.environ.setdefault("COURSE_TIMEOUT", "300")  # a run that hangs is ended; one on a busy machine is not
+for name in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS"):
+    os.environ.pop(name, None)  # a make that a test calls is no part of the make that runs the tests
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 
 
