@@ -53,7 +53,8 @@ def test_conda_gets_python_pip_and_this_project():
 # ---- the two commands ---------------------------------------------------------------------------------------------
 
 def make(folder, *arguments, **environment):
-    return subprocess.run(["make", *arguments], cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    environment = os.environ | environment
+    return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def program(path, text):
