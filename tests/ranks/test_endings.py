@@ -3,6 +3,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 import rank_workers as workers
@@ -50,6 +51,24 @@ def test_what_fails_because_the_run_was_stopped_is_not_the_cause():
     endings = [Ending(0, 1, error(LOST)), Ending(1, None, None)]
     verdict = judge(endings, [Record(0, begun=1.0), Record(1, begun=1.0)], "timeout", 3)
     assert verdict.kind == "timeout" and "rank 1 still works" in str(verdict)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the ranks are forked from a server on Linux")
+def test_ranks_that_are_ended_one_after_the_other_change_no_verdict(monkeypatch, tmp_path):
+    """The first to be ended hangs up on the others, and they have the time to say so."""
+    close = processes.ForkedProcesses.close
+
+    def close_slowly(self):
+        for file in tmp_path.iterdir():
+            os.kill(int(file.read_text()), signal.SIGKILL)
+            file.unlink()
+            time.sleep(1)
+        close(self)
+
+    monkeypatch.setattr(processes.ForkedProcesses, "close", close_slowly)
+    with pytest.raises(RankError, match="^Deadlock: ranks 0, 1, 2 and 3 all wait in send") as caught:
+        launch(workers.first_rank_says_who_it_is_and_all_send_first, str(tmp_path), world_size=4, echo=False)
+    assert not list(tmp_path.iterdir()) and caught.value.kind == "deadlock"
 
 
 def test_sys_exit_without_a_code_is_an_exit_too():

@@ -17,7 +17,7 @@ from utils.ranks.rank import inside_a_run
 from utils.ranks.refusals import refusal
 from utils.ranks.run import Run
 from utils.ranks.scratch import IN_MEMORY, scratch_file, write_all
-from utils.ranks.verdicts import RankError, judge
+from utils.ranks.verdicts import STOPPED, RankError, judge
 from utils.ranks.watch import Watch
 
 _one_at_a_time = threading.Lock()
@@ -154,7 +154,7 @@ def _job(call, world_size, timeout, choice, record, cluster, store):
 
 
 def _conclude(watch, reason, begin, timeout, choice, echo):
-    if reason != "timeout":  # asking for the stacks may have woken a rank up
+    if reason not in STOPPED:  # else the records stay as they were: the ranks' own end wakes some of them up
         watch.read_records()
     endings = [watch.ending(rank) for rank in range(len(watch.files))]
     outputs = [watch.output(rank) for rank in range(len(watch.files))]

@@ -13,6 +13,8 @@ from utils.ranks.wording import call_text, frame_text, place_text, ranks_text, v
 _CONSEQUENCE = re.compile(r"gloo/transport|NCCL communicator was aborted|remote process exited", re.I)
 _HUNG_UP = re.compile(r"gloo/transport.*(Connection (closed|reset) by peer|Broken pipe)|remote process exited", re.I)
 _CPP_TRACE = re.compile(r"\nException raised from .*", re.S)
+STOPPED = ("timeout", "deadlock")
+"""Why a run is stopped in which no rank has failed: what fails from then on does so because it was stopped."""
 _LONGEST_MESSAGE = 2000
 _SHOWN_FRAMES = 5  # at either end of a long traceback
 
@@ -62,8 +64,12 @@ def judge(endings: list[Ending], records: list[Record], reason: str, limit_secon
     `reason` is why the notebook stopped it: "failed" (some rank ended badly), "deadlock" or "timeout".
     """
     certain = [difference for difference in differences(records, finished=False) if difference.certain]
-    if reason == "timeout":  # no rank had failed by then; what failed since did so because the run was stopped
-        return _different(certain[0], endings) if certain else _too_late(endings, records, limit_seconds)
+    if reason in STOPPED:
+        if certain:
+            return _different(certain[0], endings)
+        if reason == "timeout":
+            return _too_late(endings, records, limit_seconds)
+        return RankError(deadlock(records) or deadlock(records, waits_unseen=True), "deadlock")
     independent = sorted((ending for ending in endings if ending.error and not _is_consequence(ending.error)),
                          key=lambda ending: ending.outcome["time"])
     if independent and not (certain and _from_a_call(records[independent[0].rank])):
@@ -73,7 +79,7 @@ def judge(endings: list[Ending], records: list[Record], reason: str, limit_secon
     dead = [ending for ending in endings if ending.failed and ending.outcome is None]
     if dead:
         return _died(min(dead, key=lambda ending: (ending.exit_code == -signal.SIGABRT, ending.place)), endings, records)
-    if reason in ("deadlock", "failed") and (sentence := deadlock(records) or deadlock(records, waits_unseen=True)):
+    if sentence := deadlock(records) or deadlock(records, waits_unseen=True):
         return RankError(sentence, "deadlock")
     first = min((ending for ending in endings if ending.error), key=lambda ending: ending.outcome["time"])
     silent = [ending.rank for ending in endings if not ending.failed]
