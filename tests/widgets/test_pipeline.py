@@ -243,6 +243,15 @@ def test_time_ends_with_the_longer_schedule():
     assert "at t = 7" in frame.text
 
 
+def test_a_browser_that_answers_with_the_old_end_does_not_move_t():
+    frame = explore_schedules("1f1b", NOTHING)
+    old_end, frame.controls.pipeline.value = frame.controls.time.max, 5
+    frame.controls.time.value = old_end - 1e-14  # as browsers do, with their rounding
+    assert frame.values["time"] == frame.controls.time.max > old_end and "at t =" not in frame.text
+    frame.controls.time.value = 7
+    assert "at t = 7" in frame.text
+
+
 @pytest.mark.parametrize("change, sentence", [
     ({"micro_batches": 6}, "interleaved 1F1B does not fit: pipeline must divide micro_batches"),
     ({"other": "zb-h2", "micro_batches": 4}, "ZB-H2 does not fit: micro_batches must be at least 2 · pipeline − 1 = 7"),

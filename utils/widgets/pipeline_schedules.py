@@ -1,5 +1,6 @@
 """Two pipeline schedules on one time axis, with their bubbles, what their ranks hold and send, and a moment to look at."""
 from functools import lru_cache
+from time import monotonic
 
 import ipywidgets
 
@@ -72,19 +73,26 @@ PRESETS = {
 
 def _let_time_follow(controls):
     """Let the slider for t end where the schedules end, whatever the other controls say; returns a play button for it."""
-    slider = controls["time"]
+    slider, old_end, fitted = controls["time"], None, 0.0
     play = ipywidgets.Play(min=0, max=100, interval=500, show_repeat=False)
 
     def fit(change):
-        at_end = slider.value >= slider.max
+        nonlocal old_end, fitted
+        at_end, before = slider.value >= slider.max, slider.value
         try:
             end = _end(**{name: control.value for name, control in controls.items() if name not in _NOT_TIMED})
         except ValueError:
             return  # the frame says the sentence
-        with slider.hold_sync():  # one message: a browser answers a new end alone with the value that it still shows
+        with slider.hold_sync():
             slider.max = end
             if at_end:
                 slider.value = end
+        old_end, fitted = before if at_end else None, monotonic()
+
+    def insist(change):
+        """A browser may answer a new end with what it still shows, about the old end, as if that had been chosen."""
+        if old_end is not None and abs(change["new"] - old_end) < slider.step / 2 and monotonic() < fitted + _ANSWER_SECONDS:
+            slider.value = slider.max
 
     def step(change):
         slider.value = slider.max * change["new"] / play.max
@@ -92,11 +100,13 @@ def _let_time_follow(controls):
     for name, control in controls.items():
         if name not in _NOT_TIMED:
             control.observe(fit, "value")
+    slider.observe(insist, "value")
     play.observe(step, "value")
     return play
 
 
 _NOT_TIMED = ("before_weight", "limit", "time")
+_ANSWER_SECONDS = 5.0  # on a busy machine
 
 
 def schedules_sentence(schedule="1f1b", other="gpipe", pipeline=4, micro_batches=8, chunks=2, forward=1,
