@@ -49,4 +49,4 @@ def test_the_moment_that_is_looked_at_stays_at_the_end_when_the_step_grows(noteb
     for ranks in range(5, 9):
         with schedules.expect_another_picture():
             schedules.press("p ranks", "ArrowRight")
-        notebook.wait_for(lambda ranks=ranks: f"on {ranks} ranks" in schedules.sentence() and "at t =" not in schedules.sentence())
+        notebook.wait_for(lambda name=f"on {ranks} ranks": name in schedules.sentence() and "at t =" not in schedules.sentence())
