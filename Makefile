@@ -54,6 +54,7 @@ help:
 lab: $(READY_LAB)  ## open the course in JupyterLab (installs it first)
 	@if ! test -w "$$HOME"; then mkdir -p build/home && export HOME="$(CURDIR)/build/home" && \
 		echo "Your home folder cannot be written, so JupyterLab keeps its settings in build/home."; fi; \
+	JUPYTER_CONFIG_PATH="$(CURDIR)/utils/jupyter$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
 	env -u MPLBACKEND $(PY) -m jupyterlab $(AS_ROOT) --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb $(LAB_ARGS)
 
 test: install-deepspeed test-unit test-labs test-notebooks test-browser  ## run every test: code, labs, notebooks, in a browser

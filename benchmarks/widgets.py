@@ -39,7 +39,7 @@ def moves() -> list[Move]:
     from utils.widgets.zero import plan_memory
 
     gpus = (512, 1024, 1536, 2048, 3072)
-    quarters = [0.25 * each for each in range(17)]
+    quarters, moments = [0.25 * each for each in range(17)], [each / 40 for each in range(40)]
     return [
         Move("ring_steps, N = 2", ring_steps(2), "step", range(3)),
         Move("ring_steps, N = 4", ring_steps(4), "step", range(7)),
@@ -52,10 +52,10 @@ def moves() -> list[Move]:
         Move("cut_matrices, wider, t", cut_matrices(example="wider", activation="gelu"), "tensor", (1, 2, 4)),
         Move("layer_time, h", layer_time(), "hidden", HIDDENS),
         Move("layer_time, t", layer_time(), "tensor", TENSORS),
-        Move("explore_schedules, t", explore_schedules(), "time", range(34)),
+        Move("explore_schedules, t", explore_schedules(), "moment", moments),
         Move("explore_schedules, m", explore_schedules(), "micro_batches", range(1, 33)),
         Move("explore_schedules, T_F", explore_schedules("zb-h1", "zb-h2"), "forward", quarters),
-        Move("... p = 8, m = 32, v = 4, t", explore_schedules("interleaved 1f1b", "zb-v", 8, 32, 4), "time", range(102)),
+        Move("... p = 8, m = 32, v = 4, t", explore_schedules("interleaved 1f1b", "zb-v", 8, 32, 4), "moment", moments),
         Move("plan_layouts, GPUs, new plans", plan_layouts(), "gpus", gpus, find_plan.cache_clear),
         Move("plan_layouts, GPUs, old plans", plan_layouts(), "gpus", gpus, again=True),
         Move("... all methods, GPUs, new plans", plan_layouts(methods="all"), "gpus", gpus, find_plan.cache_clear),

@@ -5,8 +5,8 @@
         notebook.run_all()
         notebook.frames()[0].press_run()
 
-The server has a home and settings of its own, so nothing that belongs to the user is read or written. Every wait is
-for a condition; PATIENCE only ends a test that hangs.
+The server has a home of its own and the settings that `make lab` gives, so nothing that belongs to the user is read or
+written. Every wait is for a condition; PATIENCE only ends a test that hangs.
 """
 import contextlib
 import json
@@ -30,8 +30,6 @@ from utils.widgets.frame import RUNNING
 ROOT = Path(__file__).parents[2]
 PATIENCE = 300  # seconds
 SCREENSHOTS = ROOT / "build" / "browser"
-SETTINGS = {"@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
-"""JupyterLab's settings: it would ask a new user whether to fetch news."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 HARMLESS = {
@@ -58,11 +56,7 @@ def start_lab(folder: Path):
     (course / "utils").symlink_to(ROOT / "utils")
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "XDG_"))}
     ours |= {"HOME": str(home), "IPYTHONDIR": str(home / "ipython"), "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
-             "JUPYTERLAB_SETTINGS_DIR": str(home / "settings")}
-    for name, values in SETTINGS.items():
-        file = home / "settings" / f"{name}.jupyterlab-settings"
-        file.parent.mkdir(parents=True)
-        file.write_text(json.dumps(values))
+             "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"), "JUPYTER_CONFIG_PATH": str(ROOT / "utils" / "jupyter")}
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen([sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", "--port=0",
                                    "--allow-root", "--LabApp.expose_app_in_browser=True"],
@@ -204,6 +198,9 @@ class Notebook:
         self.page.get_by_role("dialog").get_by_role("button", name="Trust").click()
         self.ask("cells.every(cell => cell.trusted)", wait=True)
 
+    def save(self) -> None:
+        self.ask("panel.context.save().then(() => true)")
+
     def errors(self) -> list[str]:
         """What cells ended in that are not tagged raises-exception."""
         return self.ask("""cells.filter(cell => !(cell.getMetadata("tags") ?? []).includes("raises-exception"))
@@ -274,6 +271,11 @@ class ShownFrame:
     def picture(self) -> str:
         """The picture's address; another picture has another one."""
         return self.box.locator(".widget-image").get_attribute("src")
+
+    def picture_bytes(self) -> list[int]:
+        """The picture's file. Two pictures of the same content have two addresses."""
+        return self.box.page.evaluate("async address => [...new Uint8Array(await (await fetch(address)).arrayBuffer())]",
+                                      self.picture())
 
     @contextlib.contextmanager
     def expect_another_picture(self):

@@ -49,4 +49,27 @@ def test_the_moment_that_is_looked_at_stays_at_the_end_when_the_step_grows(noteb
     for ranks in range(5, 9):
         with schedules.expect_another_picture():
             schedules.press("p ranks", "ArrowRight")
-        notebook.wait_for(lambda name=f"on {ranks} ranks": name in schedules.sentence() and "at t =" not in schedules.sentence())
+        notebook.wait_for(lambda name=f"on {ranks} ranks": name in schedules.sentence())
+        assert "at t =" not in schedules.sentence() and schedules.value("t/step") == "100.0%"
+
+
+def test_the_play_button_takes_the_moment_through_the_step(notebook):
+    schedules = notebook.frames()[1]
+    schedules.box.locator(".widget-play button").first.click()
+    notebook.wait_for(lambda: schedules.value("t/step") == "3.0%")
+    notebook.wait_for(lambda: "at t = 0.99, from rank 0 on: 1F1B F0, not yet" in schedules.sentence())
+
+
+def test_a_saved_notebook_shows_its_widgets_when_it_is_opened_again_and_runs_again(jupyter, notebook):
+    ring = notebook.frames()[0]
+    ring.choose_preset("10 elements, 3 ranks: uneven chunks")
+    sentence, picture = ring.sentence(), ring.picture_bytes()
+    notebook.save()
+    notebook.ask("panel.sessionContext.shutdown().then(() => true)")
+    notebook = jupyter.open(notebook.page, notebook.path)
+    notebook.wait_for(lambda: len(notebook.frames()) == 2 and len(notebook.quizzes()) == 1)
+    assert notebook.frames()[0].sentence() == sentence and notebook.frames()[0].picture_bytes() == picture
+    assert notebook.box.get_by_text("oading widget").or_(notebook.box.get_by_text("Error displaying widget")).count() == 0
+    notebook.run_all()
+    with notebook.frames()[0].expect_another_picture():
+        notebook.frames()[0].press("N ranks", "ArrowRight")

@@ -1,6 +1,7 @@
 import itertools
 from dataclasses import replace
 
+import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -180,8 +181,8 @@ def test_each_rank_says_what_it_does():
     assert [doing_at(simulation, time) for time in (0, 1, 2, 4.5, 8.5, 9)] == [
         ["F0", "not yet"], ["F1", "F0"], ["waits", "BW0"], ["BW0", "F1"], ["BW1", "done"], ["done", "done"]]
     assert doing_at(simulated("interleaved 1f1b"), 2.25)[0] == "F0.1"
-    assert "at t = 2, from rank 0 on: 1F1B waits, BW0" in schedules_sentence("1f1b", NOTHING, 2, 2, time=2)
-    assert "at t" not in schedules_sentence("1f1b", NOTHING, 2, 2, time=9)
+    assert "at t = 2, from rank 0 on: 1F1B waits, BW0" in schedules_sentence("1f1b", NOTHING, 2, 2, moment=2 / 9)
+    assert "at t" not in schedules_sentence("1f1b", NOTHING, 2, 2, moment=1)
 
 
 @pytest.mark.parametrize("limit, sentence", [
@@ -213,7 +214,7 @@ def test_every_control_redraws_and_no_figure_stays_open():
     open_figures = plt.get_fignums()
     frame = explore_schedules("zb-h1", "looped bfs", limit=2)
     first = {"schedule": "1f1b", "other": NOTHING, "pipeline": 2, "micro_batches": 5, "chunks": 3, "forward": 2,
-             "backward_input": 0.5, "backward_weight": 1.25, "transfer": 0.5, "before_weight": 1, "limit": 4, "time": 3.5}
+             "backward_input": 0.5, "backward_weight": 1.25, "transfer": 0.5, "before_weight": 1, "limit": 4, "moment": 0.1}
     assert set(first) == set(frame.values)
     for name, value in first.items():
         before, control = bytes(frame.picture.value), getattr(frame.controls, name)
@@ -232,24 +233,23 @@ def test_all_presets_can_be_chosen():
     assert len(pictures) == len(PRESETS)
 
 
-def test_time_ends_with_the_longer_schedule():
-    frame = explore_schedules("1f1b", "naive")
-    assert frame.values["time"] == frame.controls.time.max == simulated("naive").total_time
+def test_the_moment_is_a_share_of_the_longer_step():
+    frame = explore_schedules("1f1b", "naive", moment=0.25)
+    assert f"at t = {simulated('naive').total_time / 4:g}, " in frame.text
     frame.controls.other.value = NOTHING
-    assert frame.values["time"] == frame.controls.time.max == simulated("1f1b").total_time
-    frame.controls.time.value = 7
+    assert f"at t = {simulated('1f1b').total_time / 4:g}, " in frame.text
+    frame.controls.moment.value = 1
     frame.controls.micro_batches.value = 16
-    assert frame.values["time"] == 7 and frame.controls.time.max == simulated("1f1b", 4, 16).total_time
-    assert "at t = 7" in frame.text
+    assert frame.values["moment"] == 1 and "at t = " not in frame.text
 
 
-def test_a_browser_that_answers_with_the_old_end_does_not_move_t():
-    frame = explore_schedules("1f1b", NOTHING)
-    old_end, frame.controls.pipeline.value = frame.controls.time.max, 5
-    frame.controls.time.value = old_end - 1e-14  # as browsers do, with their rounding
-    assert frame.values["time"] == frame.controls.time.max > old_end and "at t =" not in frame.text
-    frame.controls.time.value = 7
-    assert "at t = 7" in frame.text
+def test_the_play_button_goes_through_the_step():
+    frame = explore_schedules()
+    (play,) = [each for each in frame.children[1].children[0].children if isinstance(each, ipywidgets.Play)]
+    play.value = 50
+    assert frame.values["moment"] == 0.5 and f"at t = {simulated('1f1b').total_time / 2:g}, " in frame.text
+    play.value = play.max
+    assert frame.values["moment"] == 1 and "at t = " not in frame.text
 
 
 @pytest.mark.parametrize("change, sentence", [
@@ -281,7 +281,8 @@ def test_what_does_not_fit_is_a_sentence_and_the_picture_stays(change, sentence)
     ({"transfer": -1}, "communication must"),
     ({"before_weight": -1}, "before_weight must"),
     ({"limit": -1}, "limit must be at least 0"),
-    ({"time": -1}, "time must"),
+    ({"moment": -1}, "moment must"),
+    ({"moment": 1.5}, "moment must be a share of the step, at most 1"),
 ])
 def test_what_is_no_schedule_is_refused(wrong, sentence):
     for function in (draw_schedules, schedules_sentence):
@@ -291,9 +292,9 @@ def test_what_is_no_schedule_is_refused(wrong, sentence):
 
 @pytest.mark.parametrize("state", [
     {},
-    {"pipeline": 8, "micro_batches": 32, "schedule": "interleaved 1f1b", "other": "zb-v", "chunks": 4, "limit": 7, "time": 50},
+    {"pipeline": 8, "micro_batches": 32, "schedule": "interleaved 1f1b", "other": "zb-v", "chunks": 4, "limit": 7, "moment": 0.4},
     {"pipeline": 2, "micro_batches": 1, "other": "naive", "limit": 1}, {"pipeline": 8, "micro_batches": 32, "other": "naive"},
-    {"schedule": "dualpipe", "other": "dualpipe-v", "pipeline": 8, "micro_batches": 20, "time": 30, "limit": 8},
+    {"schedule": "dualpipe", "other": "dualpipe-v", "pipeline": 8, "micro_batches": 20, "moment": 0.3, "limit": 8},
     {"schedule": "zb-v", "other": "interleaved 1f1b", "pipeline": 8, "micro_batches": 8, "limit": 2, "transfer": 0.25},
 ])
 @pytest.mark.parametrize("with_run", [False, True])

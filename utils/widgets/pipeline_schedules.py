@@ -1,6 +1,5 @@
 """Two pipeline schedules on one time axis, with their bubbles, what their ranks hold and send, and a moment to look at."""
 from functools import lru_cache
-from time import monotonic
 
 import ipywidgets
 
@@ -17,7 +16,7 @@ MOST_RANKS, MOST_MICRO_BATCHES, MOST_CHUNKS = 8, 32, 4
 
 def explore_schedules(schedule: str = "1f1b", other: str = "gpipe", pipeline: int = 4, micro_batches: int = 8,
                       chunks: int = 2, forward: float = 1, backward_input: float = 1, backward_weight: float = 1,
-                      transfer: float = 0, before_weight: float = 0, limit: int = 0, time: float | None = None) -> Frame:
+                      transfer: float = 0, before_weight: float = 0, limit: int = 0, moment: float = 1) -> Frame:
     """A widget that draws one or two schedules on one time axis.
 
     schedule         a name in utils.theory.pipeline.SCHEDULES
@@ -29,14 +28,11 @@ def explore_schedules(schedule: str = "1f1b", other: str = "gpipe", pipeline: in
     transfer         time from the end of an action until its result is on the next rank, in the same unit
     before_weight    M_W/M_B: the share of a micro-batch's activations that B leaves for W; 0 counts those that wait for B
     limit            micro-batches whose activations a rank has room for, in whole ranks' layers; 0: no limit
-    time             t, the moment that is looked at; None: the end of the step
+    moment           the moment that is looked at, as a share of the longer step, 0 to 1; 1: the end
 
     The button runs the schedules on real ranks whose stages sleep as long as the costs say, and lays the recording
     over the simulation. Bidirectional schedules are drawn but do not run: a sentence says why.
     """
-    state = {"schedule": schedule, "other": other, "pipeline": pipeline, "micro_batches": micro_batches, "chunks": chunks,
-             "forward": forward, "backward_input": backward_input, "backward_weight": backward_weight, "transfer": transfer}
-    end = _end(**state)
     names = [(name_text(name), name) for name in SCHEDULES]
     controls = {
         "schedule": ipywidgets.Dropdown(value=schedule, options=names, description="schedule"),
@@ -50,9 +46,10 @@ def explore_schedules(schedule: str = "1f1b", other: str = "gpipe", pipeline: in
         "transfer": ipywidgets.FloatSlider(transfer, min=0, max=2, step=0.25, description="transfer"),
         "before_weight": ipywidgets.FloatSlider(before_weight, min=0, max=1, step=0.25, description="M_W/M_B"),
         "limit": ipywidgets.IntSlider(limit, 0, MOST_MICRO_BATCHES, description="limit"),
-        "time": ipywidgets.FloatSlider(end if time is None else time, min=0, max=end, step=0.25, description="t"),
+        "moment": ipywidgets.FloatSlider(moment, min=0, max=1, step=0.005, readout_format=".1%", description="t/step"),
     }
-    play = _let_time_follow(controls)
+    play = ipywidgets.Play(min=0, max=100, interval=500, show_repeat=False)
+    play.observe(lambda change: setattr(controls["moment"], "value", change["new"] / play.max), "value")
     return Frame(controls, draw_schedules, schedules_sentence, measure=measure_schedules, announce=_announcement,
                  presets=PRESETS, extras=[play])
 
@@ -71,46 +68,8 @@ PRESETS = {
 }
 
 
-def _let_time_follow(controls):
-    """Let the slider for t end where the schedules end, whatever the other controls say; returns a play button for it."""
-    slider, old_end, fitted = controls["time"], None, 0.0
-    play = ipywidgets.Play(min=0, max=100, interval=500, show_repeat=False)
-
-    def fit(change):
-        nonlocal old_end, fitted
-        at_end, before = slider.value >= slider.max, slider.value
-        try:
-            end = _end(**{name: control.value for name, control in controls.items() if name not in _NOT_TIMED})
-        except ValueError:
-            return  # the frame says the sentence
-        with slider.hold_sync():
-            slider.max = end
-            if at_end:
-                slider.value = end
-        old_end, fitted = before if at_end else None, monotonic()
-
-    def insist(change):
-        """A browser may answer a new end with what it still shows, about the old end, as if that had been chosen."""
-        if old_end is not None and abs(change["new"] - old_end) < slider.step / 2 and monotonic() < fitted + _ANSWER_SECONDS:
-            slider.value = slider.max
-
-    def step(change):
-        slider.value = slider.max * change["new"] / play.max
-
-    for name, control in controls.items():
-        if name not in _NOT_TIMED:
-            control.observe(fit, "value")
-    slider.observe(insist, "value")
-    play.observe(step, "value")
-    return play
-
-
-_NOT_TIMED = ("before_weight", "limit", "time")
-_ANSWER_SECONDS = 5.0  # on a busy machine
-
-
 def schedules_sentence(schedule="1f1b", other="gpipe", pipeline=4, micro_batches=8, chunks=2, forward=1,
-                       backward_input=1, backward_weight=1, transfer=0, before_weight=0, limit=0, time=None, runs=()) -> str:
+                       backward_input=1, backward_weight=1, transfer=0, before_weight=0, limit=0, moment=1, runs=()) -> str:
     """The step's time, the bubble by both ways of counting, what is held and sent, and what real ranks measured.
 
     >>> print(schedules_sentence(other="nothing"))
@@ -119,13 +78,13 @@ def schedules_sentence(schedule="1f1b", other="gpipe", pipeline=4, micro_batches
     """
     costs = _costs(forward, backward_input, backward_weight, transfer)
     shown = _shown(schedule, other, pipeline, micro_batches, chunks, costs)
-    memory = _memory(before_weight, limit, time, shown)
+    memory = _memory(before_weight, limit, moment, shown)
     parts = [_what_it_takes(simulation, memory, first=number == 0) for number, simulation in enumerate(shown.values())]
     if limit:
         parts.append(_who_breaks(shown.values(), memory))
     if memory.now is not None:
-        moments = "; ".join(f"{name_text(name)} {', '.join(doing_at(simulation, time))}" for name, simulation in shown.items())
-        parts.append(f"at t = {time:.4g}, from rank 0 on: {moments}")
+        doing = (f"{name_text(name)} {', '.join(doing_at(simulation, memory.now))}" for name, simulation in shown.items())
+        parts.append(f"at t = {memory.now:.4g}, from rank 0 on: {'; '.join(doing)}")
     measured = [(name, simulation, run) for name, simulation in shown.items()
                 if (run := last_run(runs, _state(name, pipeline, micro_batches, chunks, costs)))]
     if measured:
@@ -134,7 +93,7 @@ def schedules_sentence(schedule="1f1b", other="gpipe", pipeline=4, micro_batches
 
 
 def draw_schedules(schedule="1f1b", other="gpipe", pipeline=4, micro_batches=8, chunks=2, forward=1,
-                   backward_input=1, backward_weight=1, transfer=0, before_weight=0, limit=0, time=None, runs=(), figure=None):
+                   backward_input=1, backward_weight=1, transfer=0, before_weight=0, limit=0, moment=1, runs=(), figure=None):
     """Draw the schedules, and beside each lane what its rank holds at most and sends.
 
     runs: tuples of ScheduleRuns; those of the same schedule, sizes and costs are drawn over the simulation.
@@ -142,7 +101,7 @@ def draw_schedules(schedule="1f1b", other="gpipe", pipeline=4, micro_batches=8, 
     """
     costs = _costs(forward, backward_input, backward_weight, transfer)
     shown = _shown(schedule, other, pipeline, micro_batches, chunks, costs)
-    memory = _memory(before_weight, limit, time, shown)
+    memory = _memory(before_weight, limit, moment, shown)
     found = [last_run(runs, _state(name, pipeline, micro_batches, chunks, costs)) for name in shown]
     return draw_comparison(figure, list(shown.values()), [run and run.recording for run in found], memory)
 
@@ -190,20 +149,13 @@ def _state(name, pipeline, micro_batches, chunks, costs):
     return name, pipeline, micro_batches, chunks if name in LOOPED else None, costs
 
 
-def _end(schedule, other, pipeline, micro_batches, chunks, forward, backward_input, backward_weight, transfer):
-    """When the last of the schedules ends."""
-    costs = _costs(forward, backward_input, backward_weight, transfer)
-    return max(each.total_time for each in _shown(schedule, other, pipeline, micro_batches, chunks, costs).values())
-
-
-def _memory(before_weight, limit, time, shown):
+def _memory(before_weight, limit, moment, shown):
     whole_number("limit", limit, minimum=0)
     non_negative("before_weight", before_weight)
-    if time is not None:
-        non_negative("time", time)
-        if time >= max(each.total_time for each in shown.values()) - 1e-9:
-            time = None
-    return Memory(before_weight, limit, time)
+    if non_negative("moment", moment) > 1:
+        raise ValueError(f"moment must be a share of the step, at most 1, but {moment!r} was given.")
+    end = max(simulation.total_time for simulation in shown.values())
+    return Memory(before_weight, limit, moment * end if moment < 1 else None)
 
 
 def doing_at(simulation: Simulation, time: float) -> list[str]:
