@@ -62,7 +62,7 @@ def start_lab(folder: Path):
                                    "--allow-root", "--LabApp.expose_app_in_browser=True"],
                                   cwd=course, env=ours, stdout=log, stderr=log)
     try:
-        yield Lab(_address(server, home / "runtime", folder / "server.log"), course, psutil.Process(server.pid))
+        yield Lab(address(server, home / "runtime", folder / "server.log"), course, psutil.Process(server.pid))
     finally:
         family = psutil.Process(server.pid).children(recursive=True)
         server.terminate()  # it ends its kernels
@@ -74,7 +74,8 @@ def start_lab(folder: Path):
         server.wait()
 
 
-def _address(server, runtime, log):
+def address(server: subprocess.Popen, runtime: Path, log: Path) -> dict:
+    """Where the JupyterLab listens that `server` starts: what it writes into its runtime folder."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and server.poll() is None:
         for file in runtime.glob("jpserver-*.json"):
@@ -191,6 +192,12 @@ class Notebook:
         self.ask("panel.sessionContext.session?.kernel?.status == 'idle'", wait=True)
         self.choose("Run", "Run All Cells")
         self.ask("cells.some(cell => cell.executionState == 'running')", wait=True)
+
+    def run_through(self, last: int) -> None:
+        """Press Shift+Enter in cell after cell, text and code, until cell number `last`, from 0 on, has run."""
+        while self.ask("panel.content.activeCellIndex") <= last:
+            self.page.keyboard.press("Shift+Enter")
+            self.ask("cells.every(cell => cell.executionState == 'idle')", wait=True)
 
     def trust(self) -> None:
         """Choose "Trust Notebook" and confirm it."""

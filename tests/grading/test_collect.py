@@ -1,6 +1,8 @@
 import doctest
 import os
+import re
 import zipfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -42,6 +44,16 @@ def test_examples_in_the_docstrings(tested):
 )
 def test_the_student_is_in_the_path(path, student):
     assert student_of(tuple(path.split("/")), "01_lab") == student
+
+
+def test_the_table_in_the_docs_says_whose_file_it_is():
+    text = (Path(__file__).parents[2] / "docs" / "grading.md").read_text(encoding="utf-8")
+    section = text.split("## Whose file it is")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.*`.*`.*) \| `(.*)` \|$", section, re.MULTILINE)
+    assert len(rows) >= 8
+    for files, student in rows:
+        for path in re.findall(r"`([^`]+)`", files):
+            assert student_of(tuple(path.split("/")), "01_all_reduce") == student, path
 
 
 @given(st.text(min_size=1, max_size=70))

@@ -1,5 +1,7 @@
 import json
+import re
 import zipfile
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -11,6 +13,8 @@ from utils.grading.notebook import digest, dumps, grade_id, is_answer, is_check,
 from utils.grading.release import build, check_release, release
 
 from .course_fixture import CHECKS, Q1, answer, check, solution, write_course
+
+ROOT = Path(__file__).parents[2]
 
 
 def problems(path, **options) -> str:
@@ -349,6 +353,17 @@ def test_the_bundle_has_no_solutions_and_is_the_same_every_time(course, tmp_path
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:
         assert archive.testzip() is None
         assert "course/labs/01_tiny.ipynb" in archive.namelist()
+
+
+def test_the_readme_in_the_bundle_tells_only_of_what_is_in_it(tmp_path):
+    names = write_bundle(tmp_path / "course.zip", ROOT)
+    with zipfile.ZipFile(tmp_path / "course.zip") as archive:
+        text = archive.read("course/README.md").decode()
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    assert "lessons/00_start_here.ipynb" in links and set(links) <= set(names)
+    for absent in ("solutions", "make test", "tests/", "course grade", "course release", "make bench", "clone:"):
+        assert absent not in text
+    assert "make lab" in text and "## Lessons" in text
 
 
 def test_the_bundle_refuses_a_file_with_the_solution(course, tmp_path):

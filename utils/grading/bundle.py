@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,12 +13,14 @@ from utils.grading.notebook import read
 from utils.grading.release import shipped_files
 
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+_CLONE_ONLY = re.compile(rb"<!-- clone:begin -->\n.*?<!-- clone:end -->\n", re.DOTALL)
 
 
 def write_bundle(archive: str | Path, root: str | Path, solutions: Iterable[Path] = ()) -> list[str]:
     """Write a zip file for students: lessons, labs, ``utils`` and how to install; no solutions, mutants or tests.
 
-    The same files give the same bytes.
+    The same files give the same bytes.  Of a ``.md`` file, what stands between ``<!-- clone:begin -->`` and
+    ``<!-- clone:end -->`` is left out: it is about files that students do not get.
 
     Arguments:
         archive: where to write.
@@ -45,5 +48,6 @@ def write_bundle(archive: str | Path, root: str | Path, solutions: Iterable[Path
         for name, path in zip(names, files):
             entry = zipfile.ZipInfo(f"course/{name}", _FIXED_TIME)
             entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
-            out.writestr(entry, path.read_bytes())
+            content = path.read_bytes()
+            out.writestr(entry, _CLONE_ONLY.sub(b"", content) if path.suffix == ".md" else content)
     return names
