@@ -361,7 +361,7 @@ def test_the_readme_in_the_bundle_tells_only_of_what_is_in_it(tmp_path):
         text = archive.read("course/README.md").decode()
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
     assert "lessons/00_start_here.ipynb" in links and set(links) <= set(names)
-    for absent in ("solutions", "make test", "tests/", "course grade", "course release", "make bench", "clone:"):
+    for absent in ("solutions", "make test", "tests/", "course grade", "course release", "make bench", "clone:begin"):
         assert absent not in text
     assert "make lab" in text and "## Lessons" in text
 

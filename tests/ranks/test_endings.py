@@ -184,3 +184,14 @@ def test_a_server_that_was_ended_or_stopped_between_two_runs_is_replaced(number)
     launch(workers.sum_of_ranks, world_size=2)
     os.kill(processes._server.process.pid, number)
     assert launch(workers.sum_of_ranks, world_size=2).results == [1.0, 1.0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+def test_a_server_that_is_stopped_while_it_loads_is_a_sentence_and_then_replaced():
+    if processes._server is not None:
+        processes._server.close()
+    server = processes._living_server()
+    os.kill(server.process.pid, signal.SIGSTOP)
+    with pytest.raises(RuntimeError, match="was stopped from outside.*The next launch starts it anew"):
+        server.wait_until_ready()
+    assert launch(workers.sum_of_ranks, world_size=2).results == [1.0, 1.0]

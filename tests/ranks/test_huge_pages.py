@@ -3,6 +3,7 @@ import inspect
 import mmap
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,8 @@ def test_what_a_process_has_written_moves_and_stays_what_it_is():
 from utils.ranks.huge_pages import use_huge_pages
 block = bytearray(range(256)) * (1 << 17)
 before = kilobytes("AnonHugePages")
-use_huge_pages()
+steps = list(use_huge_pages())
+assert len(steps) > 3
 assert kilobytes("AnonHugePages") >= before + 24_000, "32 MiB were there to be moved"
 assert block == bytearray(range(256)) * (1 << 17)
 ''')
@@ -53,9 +55,12 @@ def private_kilobytes():
 
 
 def test_the_server_forks_from_huge_pages_and_its_ranks_copy_only_what_they_write():
+    launch(private_kilobytes, world_size=1, echo=False)
+    server, patience = processes._server.process.pid, time.monotonic() + 60
+    while kilobytes("AnonHugePages", server) < kilobytes("Anonymous", server) / 4:  # it moves them when nobody waits
+        assert time.monotonic() < patience
+        time.sleep(0.05)
     sizes = launch(private_kilobytes, world_size=4, echo=False).results
-    server = processes._server.process.pid
-    assert kilobytes("AnonHugePages", server) > kilobytes("Anonymous", server) / 4
     assert max(sizes) < 60_000, "of some 200 MB"
 
 
@@ -66,6 +71,6 @@ from utils.ranks import forkserver
 for name in forkserver.PRELOADED:
     importlib.import_module(name)
 before = kilobytes("AnonHugePages")
-forkserver._preload()
+assert forkserver._preload() is None
 assert kilobytes("AnonHugePages") == before
 ''')

@@ -1,7 +1,16 @@
 """The engine as a notebook sees it: functions of cells, lines of cells, nothing on stderr."""
+import subprocess
+import sys
+
 import nbformat
+import psutil
 import pytest
 from nbclient import NotebookClient
+
+from utils.notebooks import BOOTSTRAP
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+SERVER = "from utils.ranks import processes\nprint(processes._server.process.pid)"
 
 
 def run_cells(*sources, allow_errors=True):
@@ -48,3 +57,22 @@ def test_a_hang_shows_the_line(outputs):
 
 def test_nothing_on_stderr(outputs):
     assert not [output for cell in outputs for output in cell if output.get("name") == "stderr"]
+
+
+@on_linux
+def test_the_first_cell_of_a_lesson_begins_to_load_torch():
+    _, (before,), _, (after,), _ = run_cells(
+        BOOTSTRAP, SERVER, "from utils import launch\nlaunch(int, world_size=2)", SERVER, "exit()")
+    assert before["text"] == after["text"]
+    assert not psutil.pid_exists(int(before["text"]))  # though it may have been loading still
+
+
+@on_linux
+def test_the_kernel_s_end_does_not_wait_for_what_still_loads():
+    _, (loading,) = run_cells(BOOTSTRAP, f"{SERVER}\nimport os; os.kill(processes._server.process.pid, 19)")
+    assert not psutil.pid_exists(int(loading["text"]))
+
+
+def test_elsewhere_the_course_loads_nothing_before_it_launches():
+    program = "import utils, sys\nfrom utils.ranks import processes\nprint(processes._server, 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "None False\n"

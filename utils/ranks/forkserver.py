@@ -33,7 +33,7 @@ def main(control_descriptor: int) -> None:
     """Serve until the notebook closes its end of the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=control_descriptor)
-    _preload()
+    chores = _preload()
     from utils.ranks.worker import refuse_to_start
     child_ended, notify = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -43,7 +43,11 @@ def main(control_descriptor: int) -> None:
     run_ends = 0.0  # since when the notebook waits for the end of the run
     _say(control, {"ready": os.getpid()})
     while True:
-        readable, _, _ = select.select([control, child_ended], [], [], _TRACKER_SECONDS if run_ends else None)
+        at_leisure = bool(chores) and not ranks and not run_ends
+        patience = 0 if at_leisure else _TRACKER_SECONDS if run_ends else None
+        readable, _, _ = select.select([control, child_ended], [], [], patience)
+        if at_leisure and not readable and next(chores, "done") == "done":
+            chores = None
         if child_ended in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(child_ended, 4096)
@@ -79,15 +83,14 @@ def main(control_descriptor: int) -> None:
 
 
 def _preload():
-    """Import what the ranks will need, unless this process is a copy of one that has: see `adopt_server`."""
-    is_a_copy = "torch" in sys.modules
+    """Import what the ranks will need; returns what else makes forks cheap, in small steps, for when nobody waits."""
+    is_a_copy = "torch" in sys.modules  # of a process that has imported it: see `adopt_server`
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/dev/fd"  # torch's compiler makes a folder on import, if there is none yet
     for name in PRELOADED:
         importlib.import_module(name)
     del os.environ["TORCHINDUCTOR_CACHE_DIR"]
     _spare_the_ranks()
-    if not is_a_copy:  # a copy would get pages of its own for all that it shares with the other
-        use_huge_pages()
+    return None if is_a_copy else use_huge_pages()  # a copy would get pages of its own for all that it shares
 
 
 def _spare_the_ranks():

@@ -67,16 +67,18 @@ class ForkServer:
         """Return when the server has loaded torch; raises RuntimeError with what it printed if it could not."""
         if self._ready:
             return
-        while not select.select([self.control], [], [], 1.0)[0]:
+        while not (select.select([self.control], [], [], 1.0)[0] or self.trouble()):
             pass
+        trouble = self.trouble()
         with interrupts_held():  # what was read must not be lost
-            self._ready = _hear(self.control) is not None
+            self._ready = not trouble and _hear(self.control) is not None
         if not self._ready:
             printed = os.pread(self._errors, 10_000, 0).decode(errors="replace").strip().splitlines()
             self.close()
-            raise RuntimeError("The process that starts the ranks could not load torch: "
-                               f"{printed[-1] if printed else 'it ended without a word'}. "
-                               "`course doctor` looks for the reason.")
+            if printed:
+                raise RuntimeError(f"The process that starts the ranks could not load torch: {printed[-1]}. "
+                                   "`course doctor` looks for the reason.")
+            raise RuntimeError(f"{trouble} The next launch starts it anew.")
 
     def alive(self) -> bool:
         return self.owner == os.getpid() and not self.trouble()
@@ -98,8 +100,9 @@ class ForkServer:
         with contextlib.suppress(OSError):
             os.close(self._errors)
         self._errors = -1
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience_seconds)
+        if self._ready:  # else it has no ranks to see off, and hears nothing while it loads
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience_seconds)
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -109,7 +112,15 @@ _server: ForkServer | None = None
 
 
 def _warm_server() -> ForkServer:
-    """The kernel's server, started or restarted when needed. Loading torch here at the same time costs no extra time."""
+    """The kernel's server, ready to fork. Loading torch here at the same time costs no extra time."""
+    server = _living_server()
+    import torch.distributed  # noqa: F401
+    server.wait_until_ready()
+    return server
+
+
+def _living_server() -> ForkServer:
+    """The kernel's server, started or restarted when needed; it may still be loading torch."""
     global _server
     if _server is None or not _server.alive():
         if _server is not None:
@@ -117,9 +128,18 @@ def _warm_server() -> ForkServer:
         else:
             atexit.register(lambda: _server and _server.close())
         _server = ForkServer.started()
-        import torch.distributed  # noqa: F401
-    _server.wait_until_ready()
     return _server
+
+
+def start_loading_in_a_notebook() -> None:
+    """In a notebook's kernel, have the server load torch while the first cells are read: the first launch waits less.
+
+    Nowhere else: a program that imports the course may never launch. What goes wrong here is told when it launches.
+    """
+    kernels = sys.modules.get("ipykernel.kernelapp")
+    if sys.platform == "linux" and kernels and kernels.IPKernelApp.initialized():
+        with contextlib.suppress(OSError):
+            _living_server()
 
 
 def adopt_server(process, control: socket.socket, errors: int) -> None:
