@@ -36,9 +36,11 @@ def outputs_of_two_agents(folder, ranks_each, *script):
 
 
 def test_two_agents_on_loopback(tmp_path):
-    output, _ = outputs_of_two_agents(tmp_path, 1, str(HERE / "torchrun_script.py"))
+    output, other = outputs_of_two_agents(tmp_path, 1, str(HERE / "torchrun_script.py"))
     assert "results [1.0, 1.0] sent [4000.0, 4000.0]" in output
     assert "launch asks for 99 ranks, but torchrun started 2." in output
+    for text in (output, other):  # gloo's threads, still alive while Python ends, can abort a rank that did its work
+        assert "at the end, a group is left: False" in text
 
 
 @pytest.mark.slow

@@ -43,15 +43,12 @@ def main():
     given = parser.parse_args()
     layout = Layout(tensor=given.tensor, pipeline=given.pipeline, data=given.data)
     run = launch(train, layout, given.batch, given.steps, world_size=layout.world_size, timeout=300)
-    under_torchrun = dist.is_initialized()
-    if not under_torchrun or dist.get_rank() == 0:
+    if not dist.is_initialized() or dist.get_rank() == 0:  # under torchrun every rank comes here
         places = (coordinates(rank, layout.sizes) for rank in range(layout.world_size))
         for rank, (place, sent) in enumerate(zip(places, run.sent_bytes(), strict=True)):
             at = ", ".join(f"{name} {place[name]}" for name in ("tensor", "pipeline", "data"))
             print(f"rank {rank} ({at}) sent {sent / given.steps / 1e6:.3f} MB per step")
         print(f"{run.backend}, losses: " + " ".join(f"{loss:.3f}" for loss in run.results[0]))
-    if under_torchrun:
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

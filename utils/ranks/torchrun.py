@@ -1,4 +1,5 @@
 """The same worker functions under `torchrun`: the ranks exist already, so `launch` runs the function in place."""
+import atexit
 import datetime
 import os
 import time
@@ -32,6 +33,7 @@ def launch_in_place(fn, args, world_size, record, cluster) -> Run:
         if choice.backend == "nccl":
             torch.cuda.set_device(local_rank)
         dist.init_process_group(choice.backend, timeout=datetime.timedelta(seconds=300))
+        atexit.register(_leave_the_world)
     fd = scratch_file("record")
     try:
         recorder = Recorder(fd)
@@ -55,3 +57,10 @@ def launch_in_place(fn, args, world_size, record, cluster) -> Run:
         records[rank].add(lines)
     results = [result for result, _ in gathered]
     return Run(results, [""] * actual, seconds, dist.get_backend(), choice.devices[:1] * actual, records)
+
+
+def _leave_the_world():
+    """At the script's end: a group that is left standing can abort the process while its threads are taken down."""
+    import torch.distributed as dist
+    if dist.is_initialized():
+        dist.destroy_process_group()
