@@ -115,7 +115,10 @@ def calls_os_exit(rng):
 
 @fault("killed", says=r"^Rank {rank} was ended by (SIG\w+|signal \d+)")
 def gets_a_deadly_signal(rng):
-    os.kill(os.getpid(), rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR2, 40]))
+    number = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR2, 40])
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)  # nohup has SIGHUP ignored, by all that it starts
+    os.kill(os.getpid(), number)
     time.sleep(FOR_EVER)
 
 

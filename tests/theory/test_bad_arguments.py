@@ -59,7 +59,7 @@ def arguments_of(function):
     return {name: VALID[name] for name in needed}, [each for each in named if each.name not in NOT_ASKED | SWITCHES]
 
 
-@pytest.mark.parametrize("function", public_functions())
+@pytest.mark.parametrize("function", list(public_functions()))
 def test_a_wrong_argument_is_a_sentence(function):
     if (found := arguments_of(function)) is None:
         pytest.skip("an argument without a valid example")
