@@ -71,7 +71,10 @@ test-labs: $(READY_TEST)  ## compare labs with solutions; known wrong answers mu
 
 test-notebooks: $(READY_TEST)  ## run the notebooks and compare their outputs with the stored ones
 	@$(CLEAN_SETTINGS) $(PY) -c "import matplotlib.pyplot"
-	$(RUN_NOTEBOOKS) -n $(WORKERS) --dist loadfile lessons solutions
+	@rm -rf build/temporary && mkdir -p build/temporary
+	TMPDIR="$(CURDIR)/build/temporary" $(RUN_NOTEBOOKS) -n $(WORKERS) --dist loadfile lessons solutions
+	@left=$$(ls build/temporary | grep -v '^torchinductor_'); test -z "$$left" || { \
+		echo "The notebooks left these temporary files behind:" $$left; exit 1; }
 
 test-browser: install-browser  ## open every lesson in JupyterLab, in a real browser; screenshots come to build/browser
 	@if $(PY) tests/browser/lab.py 2>/dev/null; then \
