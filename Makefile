@@ -97,7 +97,7 @@ install-browser: $(READY_TEST)
 lint: $(READY_TEST)  ## look for mistakes and style in the code
 	$(PY) -m ruff check
 
-bench: $(READY_TEST) build/launchers  ## measure everything, write benchmarks/RESULTS.md (QUICK=1: only see that it works)
+bench: $(READY_TEST) build/launchers install-browser  ## measure everything, write benchmarks/RESULTS.md (QUICK=1: only see that it works)
 	$(CLEAN_SETTINGS) PYTHONPATH="$$(echo "$(CURDIR)"/build/launchers/lib/python*/site-packages)" \
 		$(PY) -m benchmarks $(if $(QUICK),--quick --output build/RESULTS-quick.md)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.machine import Spent, Stopwatch, adopt_orphans, describe, load
 from utils.grading.notebook import write
 
-NAMES = ("launch", "all_reduce", "recorder", "pipeline", "theory", "widgets", "course", "grading")
+NAMES = ("launch", "all_reduce", "recorder", "pipeline", "theory", "widgets", "course", "grading", "first_picture")
 BUSY = 0.1  # a share of the machine used by other programs from which the figures are doubtful
 ROOT = Path(__file__).resolve().parents[1]
 

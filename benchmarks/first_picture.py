@@ -50,17 +50,29 @@ def walk() -> Iterator[tuple[str, float]]:
                   ) as server, start_browser() as browser:
             found = address(server, home / "runtime", Path(folder) / "make.log")
             yield "installed, JupyterLab answers", time.monotonic() - begin
+            if browser is None:
+                yield "(no browser here to open it in)", time.monotonic() - begin
+                return
             notebook = Lab(found, course, psutil.Process(server.pid)).open(browser.new_page(), LESSON)
             notebook.ask("panel.sessionContext.session?.kernel?.status == 'idle'", wait=True)
             yield "lesson 00 is open and its kernel ready", time.monotonic() - begin
-            notebook.run_through(_cell(lambda output: "rank 3" in output.get("text", "")))
+            notebook.run_through(greeting())
             yield "four ranks have said hello", time.monotonic() - begin
-            notebook.run_through(_cell(lambda output: "image/png" in output.get("data", {})))
+            notebook.run_through(picture())
             yield "first picture", time.monotonic() - begin
 
 
-def _cell(wanted) -> int:
-    """The number of lesson 00's first cell that gives such an output."""
+def greeting() -> int:
+    """The number of lesson 00's cell in which four ranks say hello."""
+    return _first_cell(lambda output: "hello from rank 3" in output.get("text", ""))
+
+
+def picture() -> int:
+    """The number of lesson 00's first cell that draws."""
+    return _first_cell(lambda output: "image/png" in output.get("data", {}))
+
+
+def _first_cell(wanted):
     return next(number for number, cell in enumerate(read(ROOT / LESSON).cells) if any(map(wanted, cell.get("outputs", ()))))
 
 

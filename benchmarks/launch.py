@@ -9,10 +9,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from benchmarks.launch_ways import WAYS, Starter, add_up_the_ranks, installed
 from benchmarks.measure import SPREAD, Table, in_turns, main, ratios, seconds_of, spread, spread_of_seconds
 
+ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = ("ranks and way", "cold", "times `launch`", "warm", "times `launch`", "n cold, warm")
 NOTE = f"""\
 Every way does the same: start the ranks, join a gloo group, one all-reduce, hand the sums to the caller. *Cold* is the
@@ -32,13 +34,15 @@ What is the same and what is not:
   gives back what a rank returns; here the ranks put it into a queue.
 - Only `launch` records the calls, ends a run in which ranks wait for one another for ever, and says who waits where.
 - A cold `launch` loads torch twice, side by side: in the caller, and in the process that forks the ranks. That one also
-  loads what optimizers, FSDP, DTensor and pipelines need, so that no rank has to."""
+  loads what optimizers, FSDP, DTensor and pipelines need, so that no rank has to. In a notebook it begins with the first
+  cell of a lesson, while that is read; here it begins with the call."""
 
 
 def tables(quick: bool = False, world_sizes: Sequence[int] = (2, 4, 8), ways: Sequence[str] = tuple(WAYS)) -> Iterator[Table]:
     """Ways and ranks; the parts of a warm launch; what a rank holds alone."""
     world_sizes = world_sizes[:1] if quick else world_sizes
     yield Table("Launch: cold and warm", COLUMNS, list(compare(world_sizes, ways, *((1, 2, 1) if quick else (3, 12, 3)))), NOTE)
+    yield first_in_a_notebook((0,) if quick else (0, 1, 2, 4), rounds=1 if quick else 3)
     yield parts_of_a_launch(world_sizes, runs=3 if quick else 15)
     if sys.platform == "linux":
         yield memory_of_a_rank(world_size=4)
@@ -71,6 +75,36 @@ def measure(world_size, ways, cold_rounds, warm_rounds, spawn_rounds):
         for way, seconds in in_turns({way: runs[way] for way in ways if way != "Spawn"}, warm_rounds - spawn_rounds).items():
             warm[way] += seconds
     return cold, warm
+
+
+def first_in_a_notebook(pauses, rounds) -> Table:
+    """How long the first launch of a notebook takes, by how long its reader has had the first cell behind them."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    from utils.notebooks import BOOTSTRAP
+
+    def seconds(pause):
+        cells = [nbformat.v4.new_code_cell(source) for source in (BOOTSTRAP, f"import time\ntime.sleep({pause})", FIRST_LAUNCH)]
+        notebook = nbformat.v4.new_notebook(cells=cells)
+        NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT)}}).execute()
+        return [float(word) for word in notebook.cells[-1].outputs[-1].text.split()]
+
+    rows = []
+    for pause in pauses:
+        torch_seconds, launch_seconds = zip(*(seconds(pause) for _ in range(rounds)))
+        rows.append((f"{pause} s", spread_of_seconds(torch_seconds), spread_of_seconds(launch_seconds), rounds))
+    return Table("Launch: the first one in a notebook", ("after the first cell", "import torch", "launch, 4 ranks", "n"), rows,
+                 f"In a new kernel: the first cell of every lesson, a pause for reading, then torch and four ranks. {SPREAD}")
+
+
+FIRST_LAUNCH = """\
+start = time.perf_counter()
+import torch.distributed as dist
+from utils import launch
+loaded = time.perf_counter()
+launch(dist.get_rank)
+print(loaded - start, time.perf_counter() - loaded)"""
 
 
 def parts_of_a_launch(world_sizes, runs) -> Table:

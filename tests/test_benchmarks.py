@@ -8,7 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from benchmarks import course, grading, launch, measure
+from benchmarks import course, first_picture, grading, launch, measure
+from utils.grading.notebook import read
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,7 +84,9 @@ def test_every_way_to_have_ranks_does_the_same_work():
     assert first[2] == first[4] == "1.00 (1.00 – 1.00)" and second[-1] == "1, 2"
     if not launch.installed(launch.WAYS["IPyParallel"]):
         assert third == ("2, `ipyparallel`", *["not installed"] * 4, "0, 0")
-    assert len(rows) == 2 + (sys.platform == "linux")
+    assert len(rows) == 3 + (sys.platform == "linux")
+    ((pause, *times, n),) = rows["Launch: the first one in a notebook"]
+    assert pause == "0 s" and n == 1 and all(time.endswith((" s", ")")) for time in times)
 
 
 def test_a_way_that_gives_wrong_sums_is_no_figure():
@@ -92,6 +95,13 @@ def test_a_way_that_gives_wrong_sums_is_no_figure():
     with pytest.raises(RuntimeError, match=r"Fork.*\[1\.0, 1\.0\]"):
         starter.run()
     starter.close()
+
+
+def test_the_greeting_and_the_first_picture_are_found_in_lesson_00():
+    lesson = read(ROOT / first_picture.LESSON)
+    greeting, picture = first_picture.greeting(), first_picture.picture()
+    assert "launch(hello, world_size=4)" in lesson.cells[greeting].source
+    assert ".timeline()" in lesson.cells[picture].source and greeting < picture
 
 
 def test_notebooks_are_run_as_copies(tmp_path):
