@@ -5,14 +5,14 @@ import gc
 
 import pytest
 import torch
+from grader import assert_passes_with_any_seed
 from torch import nn
 
-from utils.checks.boundary import call_on_ranks, plain
 from utils.checks.probes import alive as alive_module
 from utils.checks.probes.alive import AliveBytes
 from utils.checks.probes.zero import SAVING
 from utils.checks.verdict import verify
-from utils.checks.zero import FUNCTIONS, MAY_CALL, QUESTIONS
+from utils.checks.zero import MAY_CALL, QUESTIONS
 from utils.checks.zero_costs import GPT_LAYER
 from utils.parallel.activations import saved_bytes
 from utils.theory.activations import layer_activation_bytes
@@ -22,11 +22,8 @@ from utils.theory.models import Transformer
 ON_RANKS = ("q2", "q3", "q4", "q5")
 
 
-def test_every_question_has_functions_and_sub_checks():
-    assert tuple(QUESTIONS) == tuple(FUNCTIONS) == tuple(f"q{number}" for number in range(1, 8))
+def test_what_each_question_may_call():
     assert tuple(MAY_CALL) == ON_RANKS
-    for sub_checks in QUESTIONS.values():
-        assert len({sub_check.name for sub_check in sub_checks}) == len(sub_checks) >= 3
 
 
 def of_stage(stage):
@@ -42,30 +39,7 @@ RIGHT = {"q1": [of_stage(stage) for stage in (1, 2, 3)], "q6": [saved_bytes, of_
 
 @pytest.mark.parametrize("question", RIGHT)
 def test_the_course_s_own_functions_pass_with_any_seed(question):
-    given = []
-    for seed in (101, 102):
-        seen = []
-
-        def other_side(inputs, seen=seen):
-            seen.append(plain(inputs))
-            return plain(call_on_ranks(*RIGHT[question])(seen[-1]))
-
-        results = verify(QUESTIONS[question], other_side, seed)
-        assert [result.message for result in results] == [""] * len(results)
-        given.append(repr(seen))
-    assert given[0] != given[1], "another seed gives other inputs"
-
-
-@pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.parametrize("result", [None, [], {"states": 1, "bytes": {}, "given": "x"}, [float("nan")] * 18, "no list"])
-def test_outputs_of_any_form_earn_nothing_and_break_nothing(question, result):
-    def tampered(inputs):
-        ranks = 0 if result == "no list" else inputs["world_size"]
-        empty = [[]] * ranks
-        return {"error": None, "results": [result] * ranks, "calls": empty, "spans": empty, "printed": []}
-
-    verdicts = verify(QUESTIONS[question], tampered, seed=1)
-    assert [verdict.name for verdict in verdicts if verdict.passed] == []
+    assert_passes_with_any_seed(QUESTIONS[question], RIGHT[question])
 
 
 @pytest.mark.parametrize("question", ON_RANKS)

@@ -154,14 +154,7 @@ def _state(call, seed):
     """ResNet-18, one sample on one rank: 2, 3 or 4 copies."""
     psi, image = resnet18_parameters(), resnet18_saved_bytes()
     questions = [[psi, image, 1, 1, optimizer] for optimizer in ("sgd", "momentum", "adam")]
-    came = answers(call, 0, questions, "data_parallel_bytes")
-    compare(
-        came,
-        [data_parallel_bytes(*question) for question in questions],
-        "data_parallel_bytes",
-        questions,
-        _bytes_hint,
-    )
+    _compare_bytes(call, questions)
 
 
 def _activations(call, seed):
@@ -170,14 +163,13 @@ def _activations(call, seed):
     psi, image = resnet18_parameters(), resnet18_saved_bytes()
     questions = [[psi, image, 512, ranks, "adam"] for ranks in (1, 8, 10)]
     questions += [[int(rng.integers(1e6, 1e9)), int(rng.integers(1e3, 1e6)), 100, 7, "momentum"]]
+    _compare_bytes(call, questions)
+
+
+def _compare_bytes(call, questions):
     came = answers(call, 0, questions, "data_parallel_bytes")
-    compare(
-        came,
-        [data_parallel_bytes(*question) for question in questions],
-        "data_parallel_bytes",
-        questions,
-        _bytes_hint,
-    )
+    expected = [data_parallel_bytes(*question) for question in questions]
+    compare(came, expected, "data_parallel_bytes", questions, _bytes_hint)
 
 
 def _server_worker(call, seed):
