@@ -4,18 +4,16 @@ import contextlib
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from pathlib import Path
 from typing import Protocol
 
 from utils.ranks.files import Files
 from utils.ranks.interrupts import interrupts_held
 from utils.ranks.scratch import scratch_file
+from utils.ranks.spawned import SpawnedProcesses, program
 
 MESSAGE_BYTES = 4096
 _PATIENCE_SECONDS = 20.0  # so long may the ranks' server take, on a busy machine, to end them all
@@ -46,7 +44,7 @@ def start_processes(method: str | None = None) -> Processes:
 # ---- forked from a server that has torch loaded -------------------------------------------------------------------
 
 class ForkServer:
-    """The notebook's end of `utils.ranks.forkserver`: one process per kernel, started at the first launch."""
+    """The notebook's end of `utils.ranks.forkserver`: one process per kernel, started by a lesson's first cell or a launch."""
 
     def __init__(self, process, control: socket.socket, errors: int):
         self.owner = os.getpid()
@@ -59,7 +57,7 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, os.fdopen(scratch_file("errors"), "wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-c", _program("utils.ranks.forkserver", theirs.fileno())], pass_fds=[theirs.fileno()],
+                [sys.executable, "-c", program("utils.ranks.forkserver", theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True)
             return cls(process, ours, os.dup(errors.fileno()))
 
@@ -235,73 +233,3 @@ def _hear(control):
         if text := control.recv(MESSAGE_BYTES):
             return json.loads(text)
     return None
-
-
-# ---- spawned: a fresh Python for each rank ------------------------------------------------------------------------
-
-class SpawnedProcesses:
-    def __init__(self):
-        self._running: dict[int, subprocess.Popen] = {}
-        self.stopped: dict[int, int] = {}
-        self.lost = ""
-        self._alive, kept_open = os.pipe()  # the second end closes with this process, whatever ends it
-        self._open = [self._alive, kept_open]
-
-    def start(self, rank, files):
-        passed = [*files, self._alive]
-        self._running[rank] = subprocess.Popen(
-            [sys.executable, "-c", _program("utils.ranks.processes", rank, *passed)], pass_fds=passed,
-            stdin=subprocess.DEVNULL, stdout=files.output, stderr=files.output, start_new_session=True)
-
-    def wait(self, seconds):
-        until = time.monotonic() + seconds
-        while True:
-            ended = {rank: process.returncode for rank, process in self._running.items() if process.poll() is not None}
-            if ended or not self._running or time.monotonic() >= until:
-                break
-            time.sleep(0.01)
-        for rank in ended:
-            process = self._running.pop(rank)
-            _end_group(process.pid)
-        return ended
-
-    def signal(self, number):
-        for process in self._running.values():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
-
-    def close(self):
-        self.signal(signal.SIGKILL)
-        while self._running:
-            self.wait(1.0)
-        while self._open:
-            os.close(self._open.pop())
-
-
-def _end_group(process_id):
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process_id, signal.SIGKILL)
-
-
-def main(rank: int, *descriptors: int) -> None:
-    """A spawned rank's process: watch the notebook, then do what every rank does."""
-    *files, alive = descriptors
-
-    def end_when_the_notebook_ends():
-        os.read(alive, 1)
-        os.killpg(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=end_when_the_notebook_ends, daemon=True).start()
-    from utils.ranks.worker import run_rank
-    os._exit(run_rank(rank, Files(*files)))
-
-
-def _program(module, *arguments):
-    """Source for `python -c`: import `module` from where this process would, then call its main.
-
-    A notebook's folder comes last, if the course is not in it: a `random.py` there, which this process never saw, must
-    not take the place of Python's own while torch is loaded.
-    """
-    here, course = os.getcwd(), str(Path(__file__).parents[2])
-    path = sorted((os.path.abspath(entry or here) for entry in sys.path), key=lambda entry: course != entry == here)
-    return f"import sys; sys.path[:] = {path!r}; from {module} import main; main(*{arguments!r})"
