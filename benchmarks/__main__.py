@@ -11,7 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks import summary
 from benchmarks.machine import Spent, Stopwatch, adopt_orphans, describe, load
+from benchmarks.summary import RESULTS
 from utils.grading.notebook import write
 
 NAMES = ("launch", "all_reduce", "recorder", "pipeline", "theory", "widgets", "course", "grading", "first_picture")
@@ -24,7 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="name", help=f"only these: {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="few repetitions: to see that all works, not for figures")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "RESULTS.md")
+    parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     adopt_orphans()
     parts, failed, begin = [opening(chosen.quick)], False, Stopwatch()
@@ -44,6 +46,8 @@ def main() -> int:
     parts.append(f"All of it took {begin.spent().wall / 60:.0f} minutes.")
     write(chosen.output, "\n\n".join(parts) + "\n")
     print(f"Written to {chosen.output}", file=sys.stderr)
+    if chosen.output == RESULTS and not (failed or chosen.names or chosen.quick):
+        summary.main()
     return int(failed)
 
 

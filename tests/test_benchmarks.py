@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from benchmarks import course, first_picture, grading, launch, measure
+from benchmarks import course, first_picture, grading, launch, measure, summary
 from utils.grading.notebook import read
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +95,12 @@ def test_a_way_that_gives_wrong_sums_is_no_figure():
     with pytest.raises(RuntimeError, match=r"Fork.*\[1\.0, 1\.0\]"):
         starter.run()
     starter.close()
+
+
+def test_the_readme_says_what_was_measured():
+    readme, results = summary.README.read_text("utf-8"), summary.RESULTS.read_text("utf-8")
+    assert summary.with_table(readme, results) == readme
+    assert "other programs used" in results and "quick" not in results.lower().splitlines()[2]
 
 
 def test_the_greeting_and_the_first_picture_are_found_in_lesson_00():

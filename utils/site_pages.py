@@ -27,7 +27,7 @@ from utils.grading.notebook import read
 from utils.notebooks import BOOTSTRAP
 
 ROOT = Path(__file__).parents[1]
-TEXTS = ("README.md", "docs/*.md", "CONTRIBUTING.md", "CHANGELOG.md")
+TEXTS = ("README.md", "docs/*.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md")
 INDEX_SECTION = "Lessons"          # the README's section that the first page shows, below the README's beginning
 LAYOUT = Path(__file__).with_name("site_page.html")
 
