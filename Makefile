@@ -73,7 +73,7 @@ test-notebooks: $(READY_TEST)  ## run the notebooks and compare their outputs wi
 	@$(CLEAN_SETTINGS) $(PY) -c "import matplotlib.pyplot"
 	@rm -rf build/temporary && mkdir -p build/temporary
 	TMPDIR="$(CURDIR)/build/temporary" $(RUN_NOTEBOOKS) -n $(WORKERS) --dist loadfile lessons solutions
-	@left=$$(ls build/temporary | grep -v '^torchinductor_'); test -z "$$left" || { \
+	@left=$$(ls build/temporary | grep -v '^torchinductor_\|^pytest-of-'); test -z "$$left" || { \
 		echo "The notebooks left these temporary files behind:" $$left; exit 1; }
 
 test-browser: install-browser  ## open every lesson in JupyterLab, in a real browser; screenshots come to build/browser
