@@ -39,7 +39,7 @@ What is the same and what is not:
 
 
 def tables(quick: bool = False, world_sizes: Sequence[int] = (2, 4, 8), ways: Sequence[str] = tuple(WAYS)) -> Iterator[Table]:
-    """Ways and ranks; the parts of a warm launch; what a rank holds alone."""
+    """Ways and ranks; a notebook's first launch; the parts of a warm launch; what a rank holds alone."""
     world_sizes = world_sizes[:1] if quick else world_sizes
     yield Table("Launch: cold and warm", COLUMNS, list(compare(world_sizes, ways, *((1, 2, 1) if quick else (3, 12, 3)))), NOTE)
     yield first_in_a_notebook((0,) if quick else (0, 1, 2, 4), rounds=1 if quick else 3)

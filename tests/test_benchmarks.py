@@ -103,6 +103,12 @@ def test_the_readme_says_what_was_measured():
     assert "other programs used" in results and "quick" not in results.lower().splitlines()[2]
 
 
+def test_what_could_not_be_measured_stands_so_in_the_readme():
+    lines = summary.table("### Course: running the notebooks\n\n| together | 1 | 2.5 s (2 – 3) | 1 |\n").splitlines()
+    assert "| all lessons and solutions, run one after the other | 2.5 s |" in lines
+    assert sum(line.endswith("not measured |") for line in lines) == len(summary.ROWS) - 1
+
+
 def test_the_greeting_and_the_first_picture_are_found_in_lesson_00():
     lesson = read(ROOT / first_picture.LESSON)
     greeting, picture = first_picture.greeting(), first_picture.picture()
